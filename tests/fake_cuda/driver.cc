@@ -22,7 +22,6 @@ namespace {
 
 constexpr int kVersion = 12010;
 constexpr int kHighestPriority = -5;
-constexpr unsigned kDisableTiming = 2;
 // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 constexpr int kCapabilityMajor = 75;
 constexpr int kCapabilityMinor = 76;
@@ -250,9 +249,9 @@ ENTRY cuStreamWriteValue32_v2(void* handle, uint64_t address, uint32_t value,
   return kSuccess;
 }
 
-ENTRY cuEventCreate(void** event, unsigned flags) {
+ENTRY cuEventCreate(void** event, unsigned /*flags*/) {
   RETURN_IF_ERROR(Check());
-  *event = NewEvent((flags & kDisableTiming) == 0);
+  *event = NewEvent();
   return kSuccess;
 }
 ENTRY cuEventDestroy_v2(void* handle) {
@@ -284,21 +283,6 @@ ENTRY cuEventSynchronize(void* handle) {
   RETURN_IF_ERROR(FindEvent(handle, &event));
   WaitUntilDone(*event);
   return Check();
-}
-ENTRY cuEventElapsedTime(float* ms, void* begin, void* end) {
-  Event* events[2] = {};
-  RETURN_IF_ERROR(Check());
-  RETURN_IF_ERROR(FindEvent(begin, &events[0]));
-  RETURN_IF_ERROR(FindEvent(end, &events[1]));
-  for (const Event* const event : events) {
-    const EventState& state = *event->state;
-    if (!event->timed) return kInvalidHandle;
-    if (state.done != state.recorded) return kNotReady;
-  }
-  *ms = static_cast<float>(events[1]->state->done_ns -
-                           events[0]->state->done_ns) /
-        1e6f;
-  return kSuccess;
 }
 
 ENTRY cuMemAlloc_v2(uint64_t* address, size_t bytes) {

@@ -50,8 +50,8 @@ int WaitFor(const std::atomic<uint32_t>& value, uint32_t number,
 
 }  // namespace
 
-Event* NewEvent(bool timed) {
-  auto* const event = new Event{CurrentContext(), timed};
+Event* NewEvent() {
+  auto* const event = new Event{CurrentContext()};
   const std::lock_guard<std::mutex> lock(events_mutex);
   Events().insert(event);
   return event;
@@ -74,9 +74,6 @@ int Record(Event& event, Stream* stream) {
   const uint32_t ticket = ++event.state->recorded;
   Enqueue(stream, [state = event.state, ticket] {
     if (HasCome(state->done, ticket)) return kSuccess;
-    state->done_ns = std::chrono::nanoseconds(
-                         std::chrono::steady_clock::now().time_since_epoch())
-                         .count();
     state->done = ticket;
     return kSuccess;
   });

@@ -234,14 +234,12 @@ void MayWaitUntilAllIdle();
 struct EventState {
   std::atomic<uint32_t> recorded;  // asked for
   std::atomic<uint32_t> done;      // come
-  std::atomic<int64_t> done_ns;    // at that time
 };
 struct Event {
   Context* const context;
-  const bool timed;
   const std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
-Event* NewEvent(bool timed);
+Event* NewEvent();
 // Sets `event`, if the result is 0: it exists.
 int FindEvent(void* handle, Event** event);
 void Destroy(Event* event);

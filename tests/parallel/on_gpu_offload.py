@@ -71,8 +71,6 @@ def test_bits(slow_streams, ahead):
         statistics = offload.statistics()
         assert statistics.moved >= LAYERS
         assert statistics.tier_bytes == 0
-        assert statistics.out_ns > 0
-        assert statistics.back_ns > 0
 
 
 def test_the_peak_is_lower(slow_streams):

@@ -163,7 +163,6 @@ def check_same_bits(offload, make_model, **how):
 def test_bits(make_model, rest):
     offload = tfring.Offload(min_bytes=0)
     statistics = check_same_bits(offload, make_model, rest=rest)
-    assert statistics.steps == 2 * (STEPS + (rest > 0))
     assert statistics.moved > 3
 
 
@@ -195,7 +194,6 @@ def test_bits_otherwise(name):
         assert 0 < statistics.moved < 15
     else:
         assert statistics.moved > 3
-    assert statistics.steps == 2 * (STEPS + ("rest" in how))
 
 
 def test_bits_of_a_tape():
@@ -222,4 +220,4 @@ def test_bits_of_a_tape():
 
     offload = tfring.Offload(min_bytes=0)
     assert_each_equal(trained(offload), trained(None))
-    assert offload.statistics().steps == STEPS
+    assert offload.statistics().moved > 3

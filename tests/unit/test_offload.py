@@ -55,28 +55,23 @@ def test_what_is_moved_and_given_back():
     offload = tfring.Offload(min_bytes=BYTES)
     assert offload.statistics() is None
     step = traced(offload)
-    reserved = []  # The tier may keep blocks of this process's other steps.
-    for steps in range(1, 1001):
+    for _ in range(100):
         step(BATCH)
         statistics = offload.statistics()
-        assert statistics.steps == steps
         # The outputs of the layers and the sum of squares, but no weights.
-        assert (statistics.moved, statistics.small) == (4, 0)
+        assert statistics.moved == 4
         assert statistics.moved_bytes == 4 * BYTES
         assert statistics.tier_bytes == 0
-        assert statistics.tier_reserved_bytes >= BYTES
-        reserved.append(statistics.tier_reserved_bytes)
-    # The first step may reserve less, if one tensor was back early.
-    assert max(reserved) <= reserved[0] + 3 * BYTES
+        assert statistics.tier_peak_bytes >= BYTES
 
 
 def test_small_ones_stay_if_sizes_are_known_late():
     offload = tfring.Offload(min_bytes=BYTES + 1)
     step = traced(offload, input_signature=[tf.TensorSpec([None, 64])])
     step(BATCH)
-    assert (offload.statistics().moved, offload.statistics().small) == (0, 4)
+    assert offload.statistics().moved == 0
     step(tf.repeat(BATCH, 2, axis=0))
-    assert (offload.statistics().moved, offload.statistics().small) == (4, 0)
+    assert offload.statistics().moved == 4
 
 
 def test_all_are_away_at_once():
@@ -132,7 +127,7 @@ def under_budget(feature_maps):
 def kept_and_moved(offload):
     statistics = offload.statistics()
     assert statistics.kept_bytes <= offload.budget_bytes
-    return statistics.kept, statistics.moved
+    return statistics.kept_bytes // BYTES, statistics.moved
 
 
 @pytest.mark.parametrize("room", range(5))
@@ -177,7 +172,7 @@ def test_validation_does_not_count():
         validation_batch_size=8192,
     )
     kept, moved = kept_and_moved(offload)
-    assert kept >= 4
+    assert kept >= 1  # Four of eight rows are as large as one of 32.
     assert moved == 0
 
 
@@ -187,7 +182,7 @@ def test_a_larger_batch_is_within_the_budget_and_is_forgotten():
     step(BATCH)
     for rows, kept in ((1, 4), (2, 2), (2, 2), (1, 2), (1, 4)):
         step(tf.repeat(BATCH, rows, axis=0))
-        assert kept_and_moved(offload) == (kept, 4 - kept)
+        assert kept_and_moved(offload) == (rows * kept, 4 - kept)
 
 
 def test_the_allocators_count_is_shown_and_left_alone():
@@ -380,7 +375,6 @@ def test_a_cancelled_step_leaves_nothing_behind():
         cancelled(BATCH)
     thread.join()
     until(lambda: is_empty(offload))
-    assert offload.statistics().steps == 1
     assert offload.statistics().tier_peak_bytes >= 3 * BYTES
 
 
@@ -428,4 +422,4 @@ def test_refuses_what_is_no_offload():
 
 
 def test_there_are_no_statistics_of_what_is_unknown():
-    assert native.capi().tfring_offload_statistics(1 << 40, None, 0) == 1
+    assert native.capi().tfring_offload_statistics(1 << 40, None) == 1

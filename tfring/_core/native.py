@@ -49,7 +49,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "tfring_statistics_start": [None],
     "tfring_statistics": [c_char_p],
     "tfring_offload_count_allocations": [None],
-    "tfring_offload_statistics": [c_int32, c_int64, _INT64S, c_int32],
+    "tfring_offload_statistics": [c_int32, c_int64, _INT64S],
     "tfring_describe_gpus": [c_char_p],
     "tfring_nccl_version": [c_int32],
 }

@@ -41,20 +41,13 @@ class FeatureMap:
 
 @dataclasses.dataclass(frozen=True)
 class OffloadStatistics:
-    """Figures of the last step: how much it has moved, and the costs.
+    """Figures of the last step: how much it has moved, and the memory it took.
 
     Attributes:
-        steps: How many steps have ended.
         moved: How many feature maps were moved.
         moved_bytes: Their bytes.
-        kept: How many stayed because the budget has room for them.
-        kept_bytes: Their bytes, which are never more than the budget.
-        small: How many stayed because they are smaller than `min_bytes`.
-        out_ns: How long the copying threads were at work to copy out, added up;
-            on a GPU, how long it copied.
-        back_ns: The same for copying back.
-        step_ns: From the begin of the step until it held no feature map any
-            more.
+        kept_bytes: Bytes of feature maps that stayed because the budget has
+            room for them, which are never more than the budget.
         peak_bytes: The most that TensorFlow's allocator of the device had given
             out at once, by its own count, in this process until the step ended;
             -1 if it has no count. `tf.config.experimental.reset_memory_stats`
@@ -62,24 +55,16 @@ class OffloadStatistics:
             256 KiB; on other CPUs there is none.
         tier_bytes: Bytes of feature maps in the host's memory now, of all steps
             of this process. Pinned and ordinary memory are added up.
-        tier_peak_bytes: The most that it has held.
-        tier_reserved_bytes: Bytes that are allocated for them; later steps use
-            these again.
+        tier_peak_bytes: The most that it has held. Up to that much stays
+            allocated for later steps.
     """
 
-    steps: int
     moved: int
     moved_bytes: int
-    kept: int
     kept_bytes: int
-    small: int
-    out_ns: int
-    back_ns: int
-    step_ns: int
     peak_bytes: int
     tier_bytes: int
     tier_peak_bytes: int
-    tier_reserved_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,7 +159,7 @@ class Offload:
         fields = (ctypes.c_int64 * len(dataclasses.fields(OffloadStatistics)))()
         capi = native.capi()
         for plan in reversed(self._traced):
-            if capi.tfring_offload_statistics(plan, fields, len(fields)) == 0:
+            if capi.tfring_offload_statistics(plan, fields) == 0:
                 return OffloadStatistics(*fields)
         return None
 

@@ -94,10 +94,9 @@ TFRING_EXPORT const char* tfring_describe_gpus();
 // The version of the NCCL that is found, 22105 for 2.21.5; 0 without one.
 TFRING_EXPORT int32_t tfring_nccl_version();
 
-// Writes the fields of PlanStatistics (offload/plan.h), in their order, the
-// tier's at the end, to `fields`, which has room for `count`.  Returns 0, or 1
-// if no step of that plan has begun yet, and nothing was written.
-TFRING_EXPORT int32_t tfring_offload_statistics(int64_t plan, int64_t* fields,
-                                                int32_t count);
+// Writes the six fields of OffloadStatistics
+// (tfring/_memory/offload_options.py), in their order.  Returns 0, or 1 if no
+// step of that plan has begun yet, and nothing was written.
+TFRING_EXPORT int32_t tfring_offload_statistics(int64_t plan, int64_t* fields);
 
 #endif  // TFRING_OPS_CAPI_CAPI_H_

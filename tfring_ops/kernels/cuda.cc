@@ -163,23 +163,20 @@ void CudaDevice::Abandon() const { kernels_->Abandon(); }
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(
     const CudaDevice& device) {
-  return CreateIn(device.context(), Timing::kNone);
+  return CreateIn(device.context());
 }
 
-absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateOn(int ordinal,
-                                                               Timing timing) {
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateOn(int ordinal) {
   TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
-  return CreateIn(context, timing);
+  return CreateIn(context);
 }
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateIn(
-    CUctx_st* context, Timing timing) {
+    CUctx_st* context) {
   TFRING_ENTER_CONTEXT(Driver(), context);
-  const unsigned flags =
-      kCudaEventBlockingSync |
-      (timing == Timing::kNone ? kCudaEventDisableTiming : 0);
   CUevent event = nullptr;
-  TFRING_RETURN_IF_ERROR(Driver().cuEventCreate(&event, flags));
+  TFRING_RETURN_IF_ERROR(Driver().cuEventCreate(
+      &event, kCudaEventBlockingSync | kCudaEventDisableTiming));
   return std::unique_ptr<CudaEvent>(new CudaEvent(context, event));
 }
 
@@ -209,15 +206,6 @@ absl::StatusOr<bool> CudaEvent::Done() const {
 absl::Status CudaEvent::Wait() const {
   TFRING_ENTER_CONTEXT(Driver(), context_);
   return Driver().cuEventSynchronize(event_);
-}
-
-absl::StatusOr<int64_t> CudaEvent::NanosecondsAfter(
-    const CudaEvent& other) const {
-  TFRING_ENTER_CONTEXT(Driver(), context_);
-  float ms = 0;
-  TFRING_RETURN_IF_ERROR(
-      Driver().cuEventElapsedTime(&ms, other.event_, event_));
-  return static_cast<int64_t>(ms * 1e6);
 }
 
 absl::StatusOr<std::unique_ptr<CudaCopyStream>> CudaCopyStream::CreateOn(

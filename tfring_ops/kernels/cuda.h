@@ -120,14 +120,11 @@ class CudaDevice {
 // another, something else says that Record has returned.
 class CudaEvent {
  public:
-  enum class Timing { kNone, kTimed };
-
   static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(
       const CudaDevice& device);
   // On GPU `ordinal`; its primary context is kept for ever, and no kernels are
   // loaded for it.
-  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(
-      int ordinal, Timing timing = Timing::kNone);
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(int ordinal);
   ~CudaEvent();
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -141,13 +138,9 @@ class CudaEvent {
   // Returns when that moment has come, and sleeps until then: not for a thread
   // whose streams may wait for other ranks; see Note [Waits of the driver].
   absl::Status Wait() const;
-  // The time from the moment of `other` to this one.
-  // REQUIRES: both have come, and are timed.
-  absl::StatusOr<int64_t> NanosecondsAfter(const CudaEvent& other) const;
 
  private:
-  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateIn(CUctx_st* context,
-                                                             Timing timing);
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateIn(CUctx_st* context);
   CudaEvent(CUctx_st* context, CUevent_st* event)
       : context_(context), event_(event) {}
 

@@ -143,7 +143,6 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION(cuEventRecord, CUevent, CUstream);
   TFRING_CUDA_FUNCTION(cuEventQuery, CUevent);
   TFRING_CUDA_FUNCTION(cuEventSynchronize, CUevent);
-  TFRING_CUDA_FUNCTION(cuEventElapsedTime, float*, CUevent, CUevent);
   TFRING_CUDA_FUNCTION_AS(cuMemAlloc, "cuMemAlloc_v2", CUdeviceptr*, size_t);
   TFRING_CUDA_FUNCTION_AS(cuMemFree, "cuMemFree_v2", CUdeviceptr);
   TFRING_CUDA_FUNCTION(cuMemHostAlloc, void**, size_t, unsigned);

@@ -1,7 +1,6 @@
 #include "tfring_ops/offload/copier.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -24,7 +23,6 @@ struct Copier::Copy {
   Done done;
   int64_t begun_bytes = 0;
   int64_t pieces_in_flight = 0;
-  int64_t busy_ns = 0;
 };
 
 Copier::Copier(int threads) {
@@ -87,20 +85,15 @@ void Copier::Run() {
 }
 
 void Copier::RunPiece(const std::shared_ptr<Copy>& copy, int64_t offset) {
-  const auto begin = std::chrono::steady_clock::now();
   std::memcpy(copy->to + offset, copy->from + offset,
               std::min(kPieceBytes, copy->bytes - offset));
-  const int64_t busy_ns =
-      std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin)
-          .count();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    copy->busy_ns += busy_ns;
     if (--copy->pieces_in_flight > 0 || copy->begun_bytes < copy->bytes) {
       return;
     }
   }
-  copy->done(absl::OkStatus(), copy->busy_ns);
+  copy->done(absl::OkStatus());
 }
 
 }  // namespace tfring

@@ -29,9 +29,8 @@ class Copier {
  public:
   enum class Direction { kOut, kBack };
 
-  // `busy_ns` is how long threads were at work on it, all added up.  The copies
-  // of this class are OK; those of a GPU may fail.
-  using Done = std::function<void(absl::Status status, int64_t busy_ns)>;
+  // The copies of this class are OK; those of a GPU may fail.
+  using Done = std::function<void(absl::Status status)>;
 
   explicit Copier(int threads);
   // Waits for the copies that have been submitted.

@@ -43,13 +43,12 @@ class CudaCopier::Lane {
     if (status.ok()) {
       changed_.notify_all();
     } else {
-      done(status, 0);
+      done(status);
     }
   }
 
  private:
   struct Copy {
-    std::unique_ptr<CudaEvent> begun;
     std::unique_ptr<CudaEvent> ended;
     Copier::Done done;
   };
@@ -69,13 +68,9 @@ class CudaCopier::Lane {
                        int64_t bytes, Copier::Done& done) {
     Copy copy;
     TFRING_ASSIGN_OR_RETURN(const auto ready, CudaEvent::CreateOn(ordinal_));
-    TFRING_ASSIGN_OR_RETURN(
-        copy.begun, CudaEvent::CreateOn(ordinal_, CudaEvent::Timing::kTimed));
-    TFRING_ASSIGN_OR_RETURN(
-        copy.ended, CudaEvent::CreateOn(ordinal_, CudaEvent::Timing::kTimed));
+    TFRING_ASSIGN_OR_RETURN(copy.ended, CudaEvent::CreateOn(ordinal_));
     TFRING_RETURN_IF_ERROR(ready->Record(framework_stream));
     TFRING_RETURN_IF_ERROR(ready->Await(stream_->stream()));
-    TFRING_RETURN_IF_ERROR(copy.begun->Record(stream_->stream()));
     if (direction_ == Copier::Direction::kOut) {
       TFRING_RETURN_IF_ERROR(stream_->Download(pinned, device, bytes));
     } else {
@@ -95,19 +90,10 @@ class CudaCopier::Lane {
       Copy copy = std::move(copies_.front());
       copies_.pop_front();
       lock.unlock();
-      Finish(std::move(copy));
+      // See Note [What copies wait for on a GPU], 2.
+      copy.done(copy.ended->Wait());
       lock.lock();
     }
-  }
-
-  // See Note [What copies wait for on a GPU], 2.
-  static void Finish(Copy copy) {
-    const absl::Status status = copy.ended->Wait();
-    int64_t busy_ns = 0;
-    if (status.ok()) {
-      busy_ns = copy.ended->NanosecondsAfter(*copy.begun).value_or(0);
-    }
-    copy.done(status, busy_ns);
   }
 
   const int ordinal_;

@@ -49,8 +49,7 @@ class CudaCopier {
   CudaCopier(const CudaCopier&) = delete;
   CudaCopier& operator=(const CudaCopier&) = delete;
 
-  // `stream` is the framework's, a CUstream; `busy_ns` of `done` is how long
-  // the GPU copied.
+  // `stream` is the framework's, a CUstream.
   void Submit(Copier::Direction direction, void* stream, char* device,
               char* pinned, int64_t bytes, Copier::Done done);
 

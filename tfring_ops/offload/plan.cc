@@ -1,7 +1,6 @@
 #include "tfring_ops/offload/plan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <utility>
 
@@ -15,18 +14,8 @@ namespace {
 // By then TensorFlow has warmed up, and a budget has a plan.
 constexpr int64_t kReportedStep = 3;
 
-int64_t Now() {
-  return std::chrono::nanoseconds(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 std::string Mebibytes(int64_t bytes) {
   return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
-}
-
-std::string Milliseconds(int64_t ns) {
-  return absl::StrFormat("%.1f ms", ns / 1e6);
 }
 
 struct Plans {
@@ -75,7 +64,6 @@ void Plan::End(const Execution& execution) {
   std::lock_guard<std::mutex> lock(mutex_);
   PlanStatistics ended = execution.statistics_;
   ended.steps = statistics_.steps + 1;
-  ended.step_ns = Now() - execution.begun_ns_;
   ended.peak_bytes = execution.meter_();
   statistics_ = ended;
   for (size_t i = 0; i < seen_.size(); ++i) {
@@ -116,11 +104,7 @@ void Plan::Report() const {
   LogInfo(0, absl::StrCat("offload: a step moves ", s.moved,
                           " feature maps to the host's memory, which frees ",
                           Mebibytes(s.moved_bytes), ".", kept, " ", s.small,
-                          " are below min_bytes. Copies took ",
-                          Milliseconds(s.out_ns), " out and ",
-                          Milliseconds(s.back_ns),
-                          " back of the copiers' time, beside a step of ",
-                          Milliseconds(s.step_ns), ".", peak, options_.note));
+                          " are below min_bytes.", peak, options_.note));
 }
 
 Execution::Execution(std::shared_ptr<Plan> plan, Meter meter,
@@ -128,7 +112,6 @@ Execution::Execution(std::shared_ptr<Plan> plan, Meter meter,
     : plan_(std::move(plan)),
       meter_(std::move(meter)),
       keep_(std::move(keep)),
-      begun_ns_(Now()),
       seen_(plan_->options_.items) {}
 
 Execution::~Execution() { plan_->End(*this); }
@@ -152,19 +135,9 @@ bool Execution::Moves(int item, int64_t bytes) {
   return true;
 }
 
-void Execution::CopiedOut(int64_t busy_ns) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  statistics_.out_ns += busy_ns;
-}
-
 void Execution::NeedsBack(int item) {
   std::lock_guard<std::mutex> lock(mutex_);
   seen_[item].back = back_++;
-}
-
-void Execution::CopiedBack(int64_t busy_ns) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  statistics_.back_ns += busy_ns;
 }
 
 }  // namespace tfring

@@ -52,10 +52,6 @@ struct PlanStatistics {
   int64_t kept = 0;  // for the budget
   int64_t kept_bytes = 0;
   int64_t small = 0;
-  int64_t out_ns = 0;  // of copying, of all threads
-  int64_t back_ns = 0;
-  // From its begin until no feature map was held any more.
-  int64_t step_ns = 0;
   int64_t peak_bytes = -1;  // by the meter, when it ended
   // The use of the tiers, which plans share.
   Tier::Use tier;
@@ -106,10 +102,8 @@ class Execution {
 
   // Returns true if a feature map of that size is moved.
   bool Moves(int item, int64_t bytes);
-  void CopiedOut(int64_t busy_ns);
   // Backpropagation needs a feature map, whether it was moved or not.
   void NeedsBack(int item);
-  void CopiedBack(int64_t busy_ns);
 
  private:
   friend class Plan;
@@ -117,7 +111,6 @@ class Execution {
   const std::shared_ptr<Plan> plan_;
   const Meter meter_;
   const std::vector<bool> keep_;
-  const int64_t begun_ns_;
   std::mutex mutex_;  // of all that follows
   PlanStatistics statistics_;
   std::vector<FeatureMap> seen_;

@@ -112,7 +112,7 @@ void CopyTensor(OpKernelContext* context, Copier::Direction direction,
   if (const std::optional<GpuStream> gpu = GpuStreamOf(context)) {
     const absl::StatusOr<CudaCopier*> copier = CudaCopier::Find(gpu->device);
     if (!copier.ok()) {
-      done(copier.status(), 0);
+      done(copier.status());
       return;
     }
     (*copier)->Submit(direction, gpu->stream, data, slot->memory(), bytes,
@@ -179,9 +179,8 @@ class StashOp : public AsyncOpKernel {
     // may be over before this function is.
     Tier::Slot* const to = stashed->slot.get();
     CopyTensor(context, Copier::Direction::kOut, x, to,
-               [context, stashed = std::move(stashed), done = std::move(done)](
-                   const absl::Status& status, int64_t busy_ns) mutable {
-                 stashed->execution->CopiedOut(busy_ns);
+               [context, stashed = std::move(stashed),
+                done = std::move(done)](const absl::Status& status) mutable {
                  if (status.ok()) {
                    context->set_output(0, Refer(std::move(stashed)));
                  } else {
@@ -217,10 +216,9 @@ class FetchOp : public AsyncOpKernel {
                          context->allocate_output(0, stashed->shape, &y), done);
     Tier::Slot* const from = stashed->slot.get();
     CopyTensor(context, Copier::Direction::kBack, *y, from,
-               [context, stashed = std::move(stashed), done = std::move(done)](
-                   const absl::Status& status, int64_t busy_ns) mutable {
+               [context, stashed = std::move(stashed),
+                done = std::move(done)](const absl::Status& status) mutable {
                  if (!status.ok()) context->SetStatus(status);
-                 stashed->execution->CopiedBack(busy_ns);
                  // The handle is an input, which the executor drops in `done`.
                  stashed.reset();
                  done();
