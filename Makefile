@@ -295,7 +295,7 @@ compat:
 
 CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc \
   tfring_ops/*/*/*.h tfring_ops/*/*/*.cc tests/cpp/*.h \
-  tests/cpp/*.cc tests/fake_gpu/*.cc benchmarks/*.cc)
+  tests/cpp/*.cc tests/fake_gpu/*.cc tests/gpu/bare_gpu.cc benchmarks/*.cc)
 
 lint: build
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """A GPU without TensorFlow, by ctypes: memory of the driver, kernels of tfring.
 
-For tests/gpu and benchmarks/gpu.py. On a machine without a GPU they use the
-fake driver of tests/fake_cuda, if `make -f tools/native.mk fake-gpu` has built
-it.
+For tests/gpu and benchmarks/gpu.py. `make -f tools/native.mk fake-gpu` builds
+the library that it loads, and the fake driver of tests/fake_cuda, which is used
+on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ import numpy.typing as npt
 from tfring._core import abi, native
 from tfring.launcher import rank_wrapper
 
-_FAKES = Path(__file__).parents[1] / "build/native/plain/tests"
-FAKE_DRIVER = _FAKES / "fake_cuda/libcuda.so.1"
-FAKE_NCCL = _FAKES / "fake_nccl/libnccl.so.2"
-FAKE_GPU = _FAKES / "fake_gpu/fake_gpu.so"
+_TESTS = Path(__file__).parents[1] / "build/native/plain/tests"
+FAKE_DRIVER = _TESTS / "fake_cuda/libcuda.so.1"
+FAKE_NCCL = _TESTS / "fake_nccl/libnccl.so.2"
+FAKE_GPU = _TESTS / "fake_gpu/fake_gpu.so"
+# The op library with the functions of tests/gpu/bare_gpu.cc. In an archive,
+# the only one has them.
+_LIBRARY = _TESTS / "gpu/libtfring_ops.so"
 
 # The dtypes of tfring_ops/base/types.h, in its order.
 DTYPES = (
@@ -67,7 +70,7 @@ def library() -> ctypes.CDLL:
     if nccl := _packaged_nccl():
         ctypes.CDLL(str(nccl))  # found by its name, as the driver is
     native.mpi()
-    opened = ctypes.CDLL(str(abi.LIBRARY))
+    opened = ctypes.CDLL(str(_LIBRARY if _LIBRARY.exists() else abi.LIBRARY))
     opened.tfring_gpu_context.restype = ctypes.c_void_p
     opened.tfring_gpu_stream.restype = ctypes.c_void_p
     for function in ("gpu_open", "gpu_finish", "gpu_allreduce"):

@@ -104,12 +104,13 @@ TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES) $(MPI_MAIN),\
 FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)
 FAKE_NCCL_SOURCES := $(wildcard tests/fake_nccl/*.cc)
 FAKE_GPU_SOURCES := $(wildcard tests/fake_gpu/*.cc)
+BARE_GPU_SOURCE := tests/gpu/bare_gpu.cc
 BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
 objects = $(1:%.cc=$(OUT)/%.o)
 ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
   $(TEST_HELPER_SOURCES) $(MPI_MAIN) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
-  $(FAKE_GPU_SOURCES) $(BENCHMARK_SOURCES))
+  $(FAKE_GPU_SOURCES) $(BARE_GPU_SOURCE) $(BENCHMARK_SOURCES))
 
 # Most of the time that a source takes to compile is for the same headers.
 # clang-tidy goes without, and so sees what a source forgets to include.
@@ -156,8 +157,11 @@ $(BUILD)/cubins/sm_%.cubin: tfring_ops/kernels/cuda_kernels.ptx
 # ---- The op library ----
 
 library: $(LIBRARY)
+# The same with functions for tests/gpu: tools/bare_gpu.py.
+BARE_GPU := $(OUT)/tests/gpu/libtfring_ops.so
+$(BARE_GPU): $(call objects,$(BARE_GPU_SOURCE))
 # -z defs: an undefined symbol is an error here, and not in a user's process.
-$(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
+$(LIBRARY) $(BARE_GPU): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 	@mkdir -p $(@D)
 	@echo "$@"
 	@$(CXX) -shared -pthread -o $@ $(filter %.o,$^) -Wl,-z,defs \
@@ -165,11 +169,12 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 \
 	  -l:libtensorflow_cc.so.2 $(MPI_LINK_FLAGS)
 
-# The same without TensorFlow's operations, for VARIANT=standalone.  absl lies
+# The latter without TensorFlow's operations, for VARIANT=standalone.  absl lies
 # beside it: Debian's archives are not made for shared libraries.  An RPATH, as
 # a RUNPATH does not hold for the libraries that absl's ask for.
 STANDALONE := $(OUT)/libtfring_ops.so
-STANDALONE_SOURCES := $(filter-out tfring_ops/tf/% tfring_ops/xla/%,$(SOURCES))
+STANDALONE_SOURCES := $(BARE_GPU_SOURCE) \
+  $(filter-out tfring_ops/tf/% tfring_ops/xla/%,$(SOURCES))
 .PHONY: standalone
 standalone: $(STANDALONE)
 $(STANDALONE): $(call objects,$(STANDALONE_SOURCES))
@@ -264,7 +269,7 @@ $(FAKE_GPU): $(call objects,$(FAKE_GPU_SOURCES)) $(FAKE_CUDA)
 	@$(CXX) -shared -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN/../fake_cuda' \
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
 .PHONY: fake-gpu
-fake-gpu: $(FAKE_GPU) $(FAKE_NCCL)
+fake-gpu: $(FAKE_GPU) $(FAKE_NCCL) $(BARE_GPU)
 
 BINARIES := $(GROUPS:%=$(OUT)/tests/cpp/%_tests)
 TEST_BINARIES := $(CHECKED:%=$(OUT)/tests/cpp/%_tests)

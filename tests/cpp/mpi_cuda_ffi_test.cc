@@ -16,6 +16,7 @@
 #include "tests/cpp/fake_xla.h"
 #include "tests/cpp/mpi_world.h"
 #include "tfring_ops/base/types.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/ffi/handlers.h"
 #include "tfring_ops/runtime/engines.h"
 
@@ -56,12 +57,12 @@ class MpiCudaFfiTest : public testing::Test {
   static XlaBuffer Handle() { return {XLA_FFI_DataType_S64, nullptr, {}}; }
 
   static std::string Request(const std::string& name) {
-    std::string request(1000, '\0');
-    request.resize(tfring_encode_allreduce(
-        name.c_str(), 1, static_cast<int32_t>(DataType::kFloat32),
-        static_cast<int32_t>(ReduceOp::kSum), request.data(),
-        static_cast<int64_t>(request.size())));
-    return request;
+    CollectiveRequest allreduce;
+    allreduce.name = name;
+    allreduce.dtype = DataType::kFloat32;
+    allreduce.op = ReduceOp::kSum;
+    allreduce.tensors.push_back({name + "/0", {}});
+    return Encode(allreduce);
   }
 
   // On XLA's stream.

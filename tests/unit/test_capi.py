@@ -24,7 +24,7 @@ def _exported():
 
 def test_all_are_found():
     assert sorted(_bodies()) == sorted(_exported())
-    assert len(_exported()) > 20
+    assert len(_exported()) > 15
 
 
 @pytest.mark.parametrize("name", sorted(_exported()))

@@ -6,7 +6,9 @@
 // A start has any number of buffers of one dtype as operands, then the int64
 // handle of the start before it, or 0; its results are the same buffers, in
 // place, and its handle.  A done has those results and the handle of the last
-// start of the chain as operands, and the buffers and a 0 as results.  A read
+// start of the chain as operands, and the buffers and a 0 as results.  A start
+// has the encoded request as the attribute `request`; on GPUs also the
+// attribute `place`: "first" if no start is before it, else "".  A read
 // has a buffer as operand, and as result the elements that it copies, from the
 // attribute `begin` on.  A write has a buffer as operand and in place as
 // result, and the elements that it writes there, from `begin` on.
@@ -24,14 +26,5 @@ TFRING_EXPORT XLA_FFI_Error* tfring_host_read(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_write(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_cuda_start(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_cuda_done(XLA_FFI_CallFrame* frame);
-
-// Encodes the attribute `request` of the start of an allreduce of `tensors`
-// tensors in the world: writes its bytes to `request`, which has room for
-// `room`, and returns how many they are, also where there is too little room.
-// Numbers of dtypes and operations are base/types.h's.  On GPUs a start has the
-// attribute `place`, too: "first" if no start is before it, else "".
-TFRING_EXPORT int64_t tfring_encode_allreduce(const char* name, int32_t tensors,
-                                              int32_t dtype, int32_t op,
-                                              char* request, int64_t room);
 
 #endif  // TFRING_OPS_FFI_HANDLERS_H_
