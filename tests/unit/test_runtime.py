@@ -34,17 +34,21 @@ def test_each_task_a_job_of_its_own(monkeypatch, variable, launcher):
     ("given", "expected"), [({}, "n"), ({"UCX_MEMTYPE_CACHE": "try"}, "try")]
 )
 def test_ucx_asks_the_driver_whose_memory_it_is(given, expected):
-    # Prints the variable as the MPI library sees it when it is loaded.
+    # Prints what UCX has read when `import tfring` has opened it.
     script = (
-        "import ctypes\n"
-        "from tfring._core import native\n"
-        "native.mpi()\n"
-        "getenv = ctypes.CDLL(None).getenv\n"
-        "getenv.restype = ctypes.c_char_p\n"
-        "print(getenv(b'UCX_MEMTYPE_CACHE').decode())\n"
+        "import ctypes, re, tfring\n"
+        "from pathlib import Path\n"
+        "maps = Path('/proc/self/maps').read_text()\n"
+        "if found := re.search(r'/\\S*/libucs\\.so\\S*', maps):\n"
+        "    value = ctypes.create_string_buffer(16)\n"
+        "    ucs = ctypes.CDLL(found[0])\n"
+        "    ucs.ucs_global_opts_get_value(b'MEMTYPE_CACHE', value, 16)\n"
+        "    print(value.value.decode())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("UCX_MEMTYPE_CACHE", None)
     done = run_python("-c", script, env={**environment, **given})
     assert done.returncode == 0, done.stderr
+    if not done.stdout:
+        pytest.skip("this MPI has no UCX")
     assert done.stdout.split() == [expected]

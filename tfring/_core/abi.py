@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tfring._core import fabrics
+
 LIBRARY = Path(__file__).parents[1] / "libtfring_ops.so"
 
 # The names under which pip knows a TensorFlow.
@@ -91,6 +93,16 @@ def mpi_library() -> Path:
     return Path(build.MPI_LIBRARY_SONAME)
 
 
+def open_mpi(library: Path | str) -> ctypes.CDLL:
+    """Opens libmpi, or finds it open, with tfring's settings of its parts.
+
+    Raises:
+      OSError: there is no such library.
+    """
+    with fabrics.settings_of_ucx(os.environ):
+        return ctypes.CDLL(str(library))
+
+
 def _in_launcher() -> bool:
     """Tells whether this process is `tfringrun`, or a part of it."""
     if "-m" in sys.argv[:1]:  # Python is still looking for what to run
@@ -154,7 +166,7 @@ def _check_launcher(mpi_version: str) -> None:
 def _check_loadable(mpi_version: str, soname: str) -> None:
     try:
         # It is in no known directory: only the loader can find it.
-        ctypes.CDLL(soname)
+        open_mpi(soname)
     except OSError:
         others = sorted(
             {str(path) for path in Path(sys.prefix, "lib").glob("libmpi.so.*")}
@@ -190,7 +202,7 @@ def _library_version(library: Path) -> str:
     text = ctypes.create_string_buffer(_MPI_VERSION_BYTES)
     length = ctypes.c_int()
     try:
-        mpi = ctypes.CDLL(str(library))
+        mpi = open_mpi(library)
         mpi.MPI_Get_library_version(text, ctypes.byref(length))
     except (OSError, AttributeError):  # `tfring.init` says what is wrong.
         return ""

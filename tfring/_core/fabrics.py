@@ -3,16 +3,28 @@
 Open MPI 5 waits a second in `MPI_Init` while its transport `ofi` looks for
 devices. It is left out where the kernel knows none, unless the user has chosen
 transports.
+
+UCX, which Open MPI and MPICH may be built with, spends 40 ms on patching the C
+library's functions for memory, once its library is opened. The patches tell it
+which memory of a fabric or a GPU is gone, and are left out where there is
+neither, unless the user has chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import contextlib
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 # Where the kernel lists InfiniBand, RoCE, Omni-Path and EFA, and Slingshot.
 _DEVICES = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
+# Where the drivers of NVIDIA and AMD list GPUs.
+_GPUS = (
+    Path("/proc/driver/nvidia/gpus"),
+    Path("/sys/class/kfd/kfd/topology/nodes"),
+)
 _SETTING = "OMPI_MCA_btl"
+_UCX_HOOKS = "UCX_MEM_MMAP_HOOK_MODE"
 
 
 def skip_absent(
@@ -30,6 +42,37 @@ def skip_absent(
     if any(map(_has_entries, devices)) or any(map(_chooses, files)):
         return
     environment.setdefault(_SETTING, "^ofi")
+
+
+@contextlib.contextmanager
+def settings_of_ucx(
+    environment: MutableMapping[str, str],
+    devices: tuple[Path, ...] = (*_DEVICES, *_GPUS),
+) -> Iterator[None]:
+    """Within it, UCX may be opened, as a part of MPI's library.
+
+    UCX reads these settings when it is opened, and not again.
+
+    Args:
+        environment: The variables of this process.
+        devices: The folders with a file for each fabric or GPU.
+    """
+    # An MPI may take GPU memory by UCX, which remembers the device of each
+    # address. It does not see all of TensorFlow's allocations, and would take
+    # them for the host's.
+    environment.setdefault("UCX_MEMTYPE_CACHE", "n")
+    is_chosen = any(
+        name in environment for name in (_UCX_HOOKS, "UCX_MEM_EVENTS")
+    )
+    if is_chosen or any(map(_has_entries, devices)):
+        yield
+        return
+    environment[_UCX_HOOKS] = "none"
+    try:
+        yield
+    finally:
+        # A program that this one starts on another machine may have a fabric.
+        del environment[_UCX_HOOKS]
 
 
 def files_of_settings(

@@ -93,10 +93,6 @@ def mpi() -> Any:
         raise no_mpi()
     # There may be several, and mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
-    # An MPI may take GPU memory by UCX, which remembers the device of each
-    # address. It does not see all of TensorFlow's allocations, and would take
-    # them for the host's. This is read when MPI's library is opened.
-    os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
     fabrics.skip_absent(os.environ, fabrics.files_of_settings(os.environ))
     try:
         limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", INIT_SECONDS)
@@ -155,7 +151,7 @@ def skip_finalize() -> None:
     Open MPI's alone: it believes to have finalized.
     """
     with contextlib.suppress(OSError, ValueError):  # Another MPI has no state.
-        library = ctypes.CDLL(str(abi.mpi_library()))
+        library = abi.open_mpi(abi.mpi_library())
         state = c_int32.in_dll(library, "ompi_mpi_state")
         state.value = _OMPI_MPI_STATE_FINALIZE_COMPLETED
 
@@ -188,7 +184,7 @@ def _ops() -> Any:
     # MPI is loaded first: the library then finds the same libmpi by its soname.
     if is_elastic():
         # It is only loaded, and no part of a job.
-        ctypes.CDLL(str(abi.mpi_library()))
+        abi.open_mpi(abi.mpi_library())
     else:
         mpi()
     return tf.load_op_library(str(abi.LIBRARY))
