@@ -1,8 +1,8 @@
 """tfring says at import, in one sentence, what it does not fit."""
 
 import ctypes
-import importlib.metadata
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +29,18 @@ def bend(monkeypatch, tmp_path):
     (tmp_path / "libtfring_ops.so").touch()
     monkeypatch.setattr(abi, "LIBRARY", tmp_path / "libtfring_ops.so")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    # The packages that are installed here are out of sight.
+    path = [folder for folder in sys.path if "-packages" not in folder]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *path])
     for name in ("LD_LIBRARY_PATH", "OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD"):
         monkeypatch.delenv(name, raising=False)
 
     def bend(
-        installed=("tensorflow-cpu", "2.21.0"), said=None, env=(), **build
+        installed=("tensorflow-cpu", "2.21.0"),
+        kind="dist-info",
+        said=None,
+        env=(),
+        **build,
     ):
         info = SimpleNamespace(
             **{
@@ -47,12 +54,14 @@ def bend(monkeypatch, tmp_path):
         )
         monkeypatch.setitem(sys.modules, "tfring._build_info", info)
 
-        def version(name):
-            if name != installed[0]:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return installed[1]
-
-        monkeypatch.setattr(importlib.metadata, "version", version)
+        for before in tmp_path.glob("*-info"):
+            shutil.rmtree(before)
+        if any(installed):
+            name, version = installed
+            record = f"{name.replace('-', '_')}-{version}.{kind}"
+            (tmp_path / record).mkdir()
+            text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            (tmp_path / record / "PKG-INFO").write_text(text)
         for name in env:
             monkeypatch.setenv(name, "4")
         if said is not None:
@@ -86,6 +95,7 @@ def test_the_real_build_fits():
     [
         {},
         {"installed": ("tensorflow", "2.21.0")},
+        {"kind": "egg-info"},
         {"installed": [""], "TENSORFLOW_VERSION": ""},  # which needs none
         LOADER,
         {"said": "Open MPI v5.0.8, package: a cluster's"},

@@ -114,6 +114,15 @@ class TestFindLauncher:
         )
         assert found.path == self.root / expected / "mpirun"
 
+    def test_others_are_not_asked_once_the_right_one_is_found(self):
+        fake_mpirun(self.root / "venv/bin/mpirun", "mpirun (Open MPI) 5.0.11")
+        asked = self.root / "asked"
+        other = fake_mpirun(self.root / "usr/mpirun", "")
+        other.write_text(f"#!/bin/sh\ntouch {asked}\n")
+        self.which["mpirun"] = str(other)
+        mpi_launchers.find_launcher("Open MPI 5.0.11")
+        assert not asked.exists()
+
     def test_another_mpi_is_not_taken(self):
         path = fake_mpirun(
             self.root / "usr/mpirun", "HYDRA build details:\n Version: 5.0.2"

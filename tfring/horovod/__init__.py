@@ -7,7 +7,6 @@ into `PYTHONPATH`.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from pathlib import Path
 
@@ -37,6 +36,8 @@ def check_alone() -> None:
 
     Its modules that have no counterpart would be mixed with tfring's.
     """
+    import importlib.metadata  # It takes 25 ms, and only this needs it.
+
     for found in importlib.metadata.distributions(name="horovod"):
         if found.version != VERSION:
             raise ValueError(

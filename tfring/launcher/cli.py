@@ -19,8 +19,6 @@ from tfring.launcher import (
     mpi_launchers,
     surroundings,
 )
-from tfring.launcher.elastic import elastic_job, tasks
-from tfring.launcher.elastic.driver import Driver
 from tfring.launcher.output import View
 from tfring.launcher.prepare import make_environment, prepare
 
@@ -86,6 +84,9 @@ def _run(options: argparse.Namespace) -> int:
 def _run_elastic(
     options: argparse.Namespace, hosts: Sequence[hosts_lib.Host], view: View
 ) -> int:
+    from tfring.launcher.elastic import elastic_job, tasks
+    from tfring.launcher.elastic.driver import Driver
+
     settings = _settings(options)
     environment = make_environment(options.exports, settings)
     exported = {

@@ -123,10 +123,9 @@ def find_launcher(mpi_version: str, built_with: str = "") -> MpiLauncher:
             continue
         seen.append(f"{path} ({launcher.family.value} {launcher.version})")
         if launcher.family is family:
+            if launcher.version == mpi_version.rpartition(" ")[2]:
+                return launcher
             fitting.append(launcher)
-    for launcher in fitting:
-        if launcher.version == mpi_version.rpartition(" ")[2]:
-            return launcher
     if fitting:
         return fitting[0]
     raise LauncherNotFoundError(
