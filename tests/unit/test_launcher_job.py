@@ -30,9 +30,12 @@ sys.exit(status)
 """
 
 
-def run(script):
+def run(script, before=""):
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, script], capture_output=True, text=True
+        [sys.executable, "-c", before + PROGRAM, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return ended.returncode, ended.stdout, ended.stderr.splitlines()
 
@@ -85,3 +88,19 @@ def test_signals_go_by_those_that_the_launcher_passes_on():
         "them at once.",
         "",
     ]
+
+
+def test_the_launchers_end_is_noticed_at_once():
+    """No time passes in the wait for events: only an event ends it."""
+    timeless = """
+import selectors
+select = selectors.DefaultSelector.select
+selectors.DefaultSelector.select = lambda self, timeout: select(self, None)
+"""
+    # The launcher ends after its pipes.
+    script = "exec >&- 2>&-; sleep 0.1; exit 3"
+    status, _, [line] = run(script, before=timeless)
+    assert (status, line) == (
+        3,
+        "tfringrun: /bin/sh has failed: exit status 3.",
+    )

@@ -50,6 +50,18 @@ def stopped_by(
             signal.signal(number, before)
 
 
+def open_wake_pipe() -> int:
+    """Returns a descriptor that can be read once a signal has come.
+
+    Signals are those that this process handles, and the end of a child. The
+    descriptor serves for as long as this process lives.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return reader
+
+
 def ended_child() -> int:
     """Returns a child that has ended and was not waited for; 0 for none."""
     try:

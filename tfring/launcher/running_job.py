@@ -68,6 +68,8 @@ class RunningJob:
         # why, or why the output cannot be written.
         self._said = ""
         self._process: subprocess.Popen[bytes]
+        # A signal, or the launcher's end, wakes the loop by it.
+        self._wake: int
         self._readers: dict[int, StreamReader] = {}
 
     def run(self) -> int:
@@ -80,6 +82,7 @@ class RunningJob:
             which all ranks have ended by themselves.
         """
         processes.adopt_orphans()
+        self._wake = processes.open_wake_pipe()
         numbers = (*processes.STOPPING, *processes.FORWARDED)
         with processes.stopped_by(self._signals.append, numbers):
             self._process = subprocess.Popen(
@@ -116,9 +119,10 @@ class RunningJob:
             selector.register(pipe, selectors.EVENT_READ, stream)
         if self._lifeline is not None:
             selector.register(self._lifeline, selectors.EVENT_READ, 0)
+        selector.register(self._wake, selectors.EVENT_READ, 0)
         ended_at: float | None = None
         while self._is_open(selector) or ended_at is None:
-            # No longer, as a signal does not end the wait.
+            # Lines that are held, and the grace of a signal, end in between.
             for key, _ in selector.select(0.2):
                 data = os.read(key.fd, 1 << 16)
                 if data and key.data:

@@ -95,9 +95,7 @@ class Supervisor:
         # The signal that asks this process to end.
         self._terminated = 0
         # Signals wake the loop by it.
-        self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._wake = processes.open_wake_pipe()
         # Signals that the workers shall get, too.
         self._warnings: list[int] = []
         for number in (*processes.STOPPING, *processes.FORWARDED):
