@@ -24,7 +24,7 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
   parallel-4 trainings features gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
-  network chaos clients compat
+  hosts clients compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -41,8 +41,7 @@ demo: build
 GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs \
   clients
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
-  parallel-2 parallel-3 parallel-4 trainings features gpu gpu-schedule jobs network \
-  chaos \
+  parallel-2 parallel-3 parallel-4 trainings features gpu gpu-schedule jobs hosts \
   clients
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
@@ -260,11 +259,11 @@ GATE_JOBS := failures.py launcher.py start.py \
   elastic_launcher.py::test_a_lost_worker_is_replaced examples.py::test_keras_digits
 jobs: build
 	$(PYTEST) --numprocesses 2 $(if $(EXTENT),$(GATE_JOBS:%=tests/jobs/test_%),\
-	  tests/jobs)
+	  tests/jobs --ignore=tests/jobs/hosts)
 
 # Several hosts, as network namespaces: skipped where those are not allowed.
-network chaos: build
-	$(PYTEST) tests/$@
+hosts: build
+	$(PYTEST) tests/jobs/hosts
 
 # Packages that import horovod, as PyPI has them.
 build/clients/%/.ready: tests/clients/%.txt | build

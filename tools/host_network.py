@@ -134,7 +134,7 @@ class HostNetwork:
         directory: Path | None = None,
         host: str = HEAD,
         **options: Any,
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[Any]:
         """Starts a command on a host; by default in this directory."""
         where = directory or Path.cwd()
         return subprocess.Popen(
@@ -142,7 +142,6 @@ class HostNetwork:
                 host, ["sh", "-c", 'cd "$0" && exec "$@"', where, *command]
             ),
             env={**os.environ, **self._launchers(), **(env or {})},
-            text=True,
             **options,
         )
 

@@ -37,13 +37,16 @@ def marker(tmp_path):
 def start(tmp_path, marker):
     """Returns a function that starts a command line and gives its `Popen`.
 
-    stdout and stderr are one pipe. Processes that outlive the test are killed,
-    and their output is printed, with the stacks of the ranks.
+    `popen` may be that of a `HostNetwork`. stdout and stderr are one pipe.
+    Processes that outlive the test are killed, and their output is printed,
+    with the stacks of the ranks.
     """
     started = []
 
-    def start(command, *, env=None, stdin=subprocess.DEVNULL):
-        process = subprocess.Popen(
+    def start(
+        command, *, env=None, stdin=subprocess.DEVNULL, popen=subprocess.Popen
+    ):
+        process = popen(
             [str(word) for word in command],
             env={
                 **os.environ,

@@ -59,6 +59,23 @@ def in_place_of_ssh(path, script):
     return dict.fromkeys(names, str(path))
 
 
+def finish(process, status=0):
+    """Returns the remaining output of a job, which ends with this status."""
+    output, _ = process.communicate(timeout=JOB_SECONDS)
+    assert process.returncode == status, output
+    return output
+
+
+def read_until(process, pattern):
+    """Returns a job's output up to the line with a pattern."""
+    output = ""
+    while not re.search(pattern, output):
+        line = process.stdout.readline()
+        assert line, output
+        output += line
+    return output
+
+
 def printed(output, word="result"):
     """Returns what the ranks have printed as JSON after a word."""
     lines = re.findall(rf"^\[\w+\] {word} (.*)$", output, re.MULTILINE)

@@ -154,8 +154,8 @@ class ChaosJob:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
         )
-        self._strangers = None
         self.began = time.monotonic()
         self.lines = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -193,55 +193,6 @@ class ChaosJob:
                         found[match[1].decode()] = (host, pid)
         return found
 
-    def start_strangers(self, seed):
-        """Makes strangers connect to all ports until the training ends."""
-        self.write_ports()
-        _, pid = next(iter(self.workers().values()))
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-        token = re.search(rb"TFRING_ELASTIC_TOKEN=(\w+)", environment)[1]
-        self._strangers = self.network.popen(
-            [
-                *(sys.executable, SCRIPT.with_name("strangers.py")),
-                *(self.folder, seed),
-            ],
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self._strangers.stdin.write(token.decode() + "\n")
-        self._strangers.stdin.flush()
-
-    def write_ports(self):
-        """Lists the ports of the launcher and the workers for the strangers."""
-        lines = [
-            f"{address} {port} nobody"
-            for address, port, _ in listening(self.network.proc(HEAD))
-        ]
-        for worker, (_, pid) in self.workers().items():
-            with contextlib.suppress(OSError):
-                proc = Path(f"/proc/{pid}")
-                own = {
-                    path.stat().st_ino
-                    for path in (proc / "fd").iterdir()
-                    if path.is_socket()
-                }
-                lines += [
-                    f"{address} {port} {worker}"
-                    for address, port, inode in listening(proc)
-                    if inode in own
-                ]
-        draft = self.folder / ".ports"
-        draft.write_text("\n".join(lines))
-        draft.rename(self.folder / "ports")
-
-    def strangers_said(self):
-        """Returns the output of the strangers, or None if there were none."""
-        if self._strangers is None:
-            return None
-        said, _ = self._strangers.communicate(timeout=PATIENCE_SECONDS)
-        return said
-
     def wait_for(self, condition, what, seconds=PATIENCE_SECONDS):
         end = time.monotonic() + seconds
         while not condition():
@@ -263,41 +214,10 @@ class ChaosJob:
         return self.process.returncode
 
     def kill(self):
-        """Kills the processes that are left after a failure."""
-        for process in (self.process, self._strangers):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
-
-    def seconds_to_the_next_step(self, faults):
-        """Yields each fault's kind and the seconds to the next step."""
-        done = [n for n in self.records.look() if n.kind == "done"]
-        for fault in faults:
-            others = [
-                note
-                for note in done
-                if note.time > fault.time and note.worker not in fault.victims
-            ]
-            # A flap may harm no worker, and the loss of a joiner harms none.
-            later = [
-                note.time
-                for note in others
-                if note.generation > fault.generation
-                and note.time < fault.time + 10
-            ]
-            if others:
-                next_step = min(later or [note.time for note in others])
-                yield fault.kind, next_step - fault.time
-
-    def seconds_to_join(self):
-        """Yields each later worker's seconds from built model to first step."""
-        built, joined = {}, set()
-        for note in sorted(self.records.look(), key=lambda note: note.time):
-            if note.kind == "built" and note.generation == 0:
-                built[note.worker] = note.time
-            elif note.kind == "done" and note.worker in built.keys() - joined:
-                joined.add(note.worker)
-                yield note.time - built[note.worker]
+        """Kills the launcher if it is left after a failure."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def results(self):
         return [

@@ -1,10 +1,14 @@
-"""Every collective, compared with NumPy; then a short fit."""
+"""What ranks on several hosts do, for test_hosts.py.
+
+host_program.py collectives|data_service|endless|sent_bytes
+"""
 
 import hashlib
 import itertools
 import json
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import keras
@@ -12,14 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfring
+from tfring.data import compute_worker
+from tfring.data.compute_service import TfDataServiceConfig
 
 # One element, fewer than ranks, some, an odd number of segments, 16 MiB.
 COUNTS = (1, 3, 1001, 300_007, 4 << 20)
 
 
-def main():
-    tfring.init()
-    rank, size = tfring.rank(), tfring.size()
+def collectives(rank, size):
+    """Compares every collective with NumPy, and fits."""
     for count in COUNTS:
         check_collectives(count, rank, size)
     check_alltoall(rank, size)
@@ -34,7 +39,6 @@ def main():
         f"weights identical: {len({*digests}) == 1}",
         flush=True,
     )
-    tfring.shutdown()
 
 
 def check_collectives(count, rank, size):
@@ -156,5 +160,65 @@ def digest(arrays):
     return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
 
 
+def data_service(rank, size):
+    """Workers of a data service on both hosts send elements to each rank."""
+    with tempfile.TemporaryDirectory() as own:
+        configfile = tfring.broadcast_object(f"{own}/config.json")
+        job = threading.Thread(
+            target=compute_worker.main,
+            args=(1, "compute", configfile, 60, True),
+        )
+        job.start()
+        config = TfDataServiceConfig.read(
+            configfile, wait_for_file_creation=True
+        )
+        elements = tf.data.Dataset.range(6).send_to_data_service(config, rank)
+        said = sorted(int(element) for element in elements)
+        print(f"rank {rank} has {said}", flush=True)
+        tfring.barrier(name="all have")
+        config.compute_client().shutdown()
+        job.join()
+        tfring.barrier()
+
+
+def endless(rank, size):
+    """Reduces until it fails."""
+    while True:
+        total = tfring.allreduce(tf.ones([1 << 20]), op=tfring.Sum)
+        assert float(total[0]) == size
+        print("under way", flush=True)
+
+
+def sent_bytes(rank, size):
+    """Prints the bytes of allreduces, by tfring's count and by the link's."""
+    x = tf.ones([2 << 20])
+    tfring.allreduce(x)  # The links are measured and open by now.
+    tfring.barrier()
+    counted, passed = tfring.statistics(), link_bytes()
+    for _ in range(3):
+        tfring.allreduce(x)
+    tfring.barrier()
+    more, passed = tfring.statistics(), link_bytes() - passed
+    between = more.sent_bytes_between_machines
+    before = counted.sent_bytes_between_machines
+    sent = {kind: between[kind] - before[kind] for kind in between}
+    print(
+        f"rank {rank} sent {sum(sent.values())} bytes, of them "
+        f"{sent['allreduce']} in allreduces; its link sent {passed}",
+        flush=True,
+    )
+
+
+def link_bytes():
+    """Returns the bytes that the interface has sent, by the kernel's count."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "eth0":
+            return int(figures.split()[8])
+    raise RuntimeError("this host has no eth0")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    tfring.init()
+    globals()[sys.argv[1]](tfring.rank(), tfring.size())
+    tfring.shutdown()
