@@ -13,6 +13,8 @@ from jobs import TFRINGRUN, WHOLE
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from tfring.launcher.stages import Stage
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EPOCHS, BATCH_SIZE = 3, 32
 
@@ -29,8 +31,8 @@ def test_the_example_trains_on_each_image_once(run, tmp_path, shard_states):
     weights = tmp_path / "all.weights.h5"
     output = run(
         [
-            *(*TFRINGRUN, "-np", "3", "--elastic", sys.executable),
-            *(EXAMPLES / "elastic.py", f"--weights={weights}"),
+            *(*TFRINGRUN, "-np", "3", "--elastic", "--verbose"),
+            *(sys.executable, EXAMPLES / "elastic.py", f"--weights={weights}"),
             *(f"--epochs={EPOCHS}", "--kill_in_epoch=2"),
             f"--shard_states={shard_states}",
         ],
@@ -38,6 +40,9 @@ def test_the_example_trains_on_each_image_once(run, tmp_path, shard_states):
     )
     assert "killed by SIGKILL" in output
     assert "weights identical on all ranks: yes" in output
+    # At the end, where the seconds went.
+    told = re.findall(r"^tfringrun: +\d+\.\d\d s until (.*)$", output, re.M)
+    assert told == [stage.value for stage in Stage]
 
     x, x_test, y, y_test = train_test_split(
         *load_digits(return_X_y=True), train_size=1440, random_state=0

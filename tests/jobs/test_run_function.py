@@ -46,7 +46,10 @@ def work(factor, offset=0):
     return rank() * factor + offset
 
 print("results", tfring.run(work, (10,), {"offset": 1}, np=3))
-print("lambda", tfring.run(lambda: rank(), hosts="localhost:2", np=None))
+found = tfring.run(
+    lambda: rank(), hosts="localhost:2", np=None, verbose=True
+)
+print("lambda", found)
 
 class OddError(Exception):
     def __init__(self, one, two):
@@ -101,6 +104,7 @@ print("still", tfring.run(rank, np=1))
     lines = output.splitlines()
     assert "results [1, 11, 21]" in lines
     assert "lambda [0, 1]" in lines
+    assert output.count("s until the last rank was started\n") == 1
     # Rank 0's output, and no other's.
     assert "of rank 0" in lines
     assert "stderr of rank 0" in lines

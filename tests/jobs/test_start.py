@@ -2,6 +2,8 @@
 
 import re
 
+from tfring.launcher.stages import Stage
+
 
 def test_init(run_job):
     """Uses one job, because the imports of a rank take most of the time."""
@@ -87,8 +89,12 @@ assert status_of_child(boom) == 1
 assert total() == 2
 print("done")
 """,
+        options=["--verbose"],
     )
     assert output.count("done") == 2
+    # At the end, where the seconds went.
+    told = re.findall(r"^tfringrun: +\d+\.\d\d s until (.*)$", output, re.M)
+    assert told == [stage.value for stage in Stage]
     name = "TFRING_FUSION_THRESHOLD"
     assert re.search(rf"^\[0\] told .* on rank 1: {name}", output, re.M)
     assert re.search(rf"^\[1\] told {name}", output, re.M)

@@ -161,9 +161,13 @@ def test_a_program_that_is_killed_before_its_start_does_not_run(stalled):
     assert child.status == -9
 
 
+def make_agent(host, job, wake=lambda: None):
+    return agents.Agent(host, job, "token", wake)
+
+
 def test_a_name_that_nobody_answers_for_is_not_waited_for(stalled):
     calls, _ = stalled(socket, "getaddrinfo")
-    agent = agents.Agent("node7", job_of("localhost", "node7"), "token")
+    agent = make_agent("node7", job_of("localhost", "node7"))
     wait_until(lambda: calls)
     assert agent.tick(lambda address: ("", 0)) == ""
     agent.connect_by = 0.0
@@ -177,7 +181,7 @@ def test_a_supervisor_that_cannot_be_started_says_why(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, f"{name} is not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    agent = agents.Agent("node7", job_of("node7"), "token")
+    agent = make_agent("node7", job_of("node7"))
     why = wait_until(lambda: agent.tick(lambda address: ("", 0)))
     assert "node7 is not known" in why
 
@@ -186,14 +190,18 @@ def test_a_supervisor_is_told_where_the_launcher_listens(monkeypatch):
     monkeypatch.setattr(
         agents, "_command", lambda host: ["sh", "-c", "cat >&2"]
     )
-    agent = agents.Agent("localhost", job_of("localhost"), "token")
+    known = threading.Event()
+    agent = make_agent("localhost", job_of("localhost"), wake=known.set)
     asked = []
 
     def listen(address):
         asked.append(address)
         return address, 7
 
-    wait_until(lambda: agent.tick(listen) or b"\n" in agent._child.text)
+    # The launcher need not look before it is woken.
+    assert known.wait(60)
+    assert agent.tick(listen) == ""
+    wait_until(lambda: b"\n" in agent._child.text)
     assert asked == ["127.0.0.1"]
     assert agent._child.text == (
         b'{"address": ["127.0.0.1", 7], "interface": "127.0.0.1"}\n'
@@ -205,7 +213,7 @@ def test_no_address_to_listen_at_is_an_error_of_the_host():
     def listen(address):
         raise OSError("no descriptor is left")
 
-    agent = agents.Agent("localhost", job_of("localhost"), "token")
+    agent = make_agent("localhost", job_of("localhost"))
     why = wait_until(lambda: agent.tick(listen))
     assert why == "no descriptor is left"
 

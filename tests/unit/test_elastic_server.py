@@ -40,6 +40,18 @@ def join(server, count):
     return channels
 
 
+def test_another_thread_ends_a_wait(server):
+    thread = threading.Thread(target=server.wake)
+    thread.start()
+    assert server.poll(3600) == []
+    thread.join(60)
+    # The wake-up counts once.
+    [channel] = join(server, 1)
+    channel.close()
+    [gone] = server.poll(3600)
+    assert gone.message is None
+
+
 def test_a_message_for_all_is_encoded_once(server, monkeypatch):
     channels = join(server, 5)
     encoded = []

@@ -1,5 +1,6 @@
 """Runs of launchers that are scripts of a shell."""
 
+import os
 import subprocess
 import sys
 
@@ -7,11 +8,23 @@ import pytest
 
 # In a process of its own: a run kills what its process has started.
 PROGRAM = """
-import os, sys
+import itertools, os, sys, time
 from tfring.launcher import mpi_launchers, surroundings
 from tfring.launcher.mpi_launchers import Family, MpiLauncher
 from tfring.launcher.output import View
 from tfring.launcher.running_job import RunningJob
+from tfring.launcher.stages import Stages
+
+# Each look at it takes a second.
+clock = itertools.count().__next__
+
+
+def meanwhile():
+    while "MEANWHILE" in os.environ and not os.path.exists(
+        os.environ["MEANWHILE"]
+    ):
+        time.sleep(0.01)
+
 
 surroundings.full_folders = lambda: ["/dev/shm", "/tmp"]
 hydra = MpiLauncher("mpirun", Family.HYDRA, "5.0.2")
@@ -20,9 +33,11 @@ job = RunningJob(
     {**os.environ, "TFRINGRUN": str(os.getpid())},
     mpi_launchers.marks(hydra),
     2,
-    view=View(),
+    view=View(verbose="VERBOSE" in os.environ),
+    stages=Stages(age_seconds=0.0, clock=clock),
     carriers=hydra.carriers,
     grace_seconds=30.0,
+    meanwhile=meanwhile,
 )
 status = job.run()
 print(job.failure(), file=sys.stderr)
@@ -30,9 +45,10 @@ sys.exit(status)
 """
 
 
-def run(script, before=""):
+def run(script, before="", **environment):
     ended = subprocess.run(
         [sys.executable, "-c", before + PROGRAM, script],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -104,3 +120,31 @@ selectors.DefaultSelector.select = lambda self, timeout: select(self, None)
         3,
         "tfringrun: /bin/sh has failed: exit status 3.",
     )
+
+
+def test_the_launcher_starts_before_what_can_wait(tmp_path):
+    started = str(tmp_path / "started")
+    assert run(f"touch {started}", MEANWHILE=started)[0] == 0
+
+
+def test_where_the_seconds_went():
+    words = ("started", "joining", "joined", "leaving", "exit")
+    reports = [
+        rf"\036{rank}\037\036{word} 0 a\037\n"
+        for word in words
+        for rank in (0, 1)
+    ]
+    _, _, errors = run(f"printf '{''.join(reports)}' >&2", VERBOSE="1")
+    assert errors == [
+        "tfringrun:     1.00 s until tfringrun was loaded",
+        "tfringrun:     1.00 s until the job was prepared",
+        "tfringrun:     2.00 s until the last rank was started",
+        "tfringrun:     2.00 s until the last rank was in tfring.init",
+        "tfringrun:     2.00 s until the last rank had joined the job",
+        "tfringrun:     2.00 s until the last rank's script had ended",
+        "tfringrun:     2.00 s until the last rank had ended",
+        "tfringrun:     1.00 s until the programs that started the ranks had "
+        "ended",
+        "tfringrun:    13.00 s in all",
+        "",
+    ]

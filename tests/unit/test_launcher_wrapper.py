@@ -89,7 +89,7 @@ def test_the_rank_keeps_descriptors_and_reports():
     program = (
         "import os, sys; from tfring._core import reports;"
         "os.dup2(os.open('/dev/null', os.O_WRONLY), 2);"
-        "reports.tell('failed 1 a');"
+        "reports.tell('failed', 1);"
         "os.write(int(os.environ['PMI_FD']), b'to mpirun');"
         "print(*sys.argv[1:], repr(sys.stdin.read())); sys.exit(3)"
     )
@@ -104,7 +104,11 @@ def test_the_rank_keeps_descriptors_and_reports():
     os.close(pmi_fd)
     host = os.uname().nodename.encode()
     assert ended.stdout == b"a b $c ''\n"
-    reports = (b"started 0 %b" % host, b"failed 1 a", b"exit 3 %b" % host)
+    reports = (
+        b"started 0 %b" % host,
+        b"failed 1 %b" % host,
+        b"exit 3 %b" % host,
+    )
     assert sorted(ended.stderr.splitlines()) == sorted(
         b"\x1e%b\x1f" % report for report in reports
     )

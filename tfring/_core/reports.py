@@ -13,16 +13,20 @@ import os
 from pathlib import Path
 
 
-def tell(report: str) -> bool:
-    """Sends a report; returns True if `tfringrun` has started this process."""
+def tell(word: str, status: int = 0) -> bool:
+    """Sends a report; returns True if `tfringrun` has started this process.
+
+    Args:
+        word: What this rank tells: `tfring/launcher/wrapper.py` lists them.
+        status: The status with which it means to exit.
+    """
     number, _, pipe = os.environ.get("TFRING_REPORTS", "").partition(" ")
     if not pipe:
         return False
     with contextlib.suppress(OSError):  # It is closed, or nobody reads.
         kept = Path(f"/proc/self/fd/{number}").readlink()
         if str(kept) == pipe:
-            os.write(
-                int(number), f"\x1e{report}\x1f\n".encode(errors="replace")
-            )
+            report = f"\x1e{word} {status} {os.uname().nodename}\x1f\n"
+            os.write(int(number), report.encode(errors="replace"))
             return True
     return False

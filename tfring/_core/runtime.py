@@ -43,12 +43,16 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
         if _job is not None:
             return False
         native.check_not_forked()
+        if is_first := _starts == 0:
+            reports.tell("joining")
         join: Callable[[Any], Job] = tcp_job.join
         if not native.is_elastic():
             native.mpi()  # Before the process's hooks, which come before its.
             join = mpi_job.join
         _install_process_hooks()
         _begin(join(comm))
+        if is_first:
+            reports.tell("joined")
         return True
 
 
@@ -279,8 +283,8 @@ def _install_process_hooks() -> None:
 
 def _leave_at_exit() -> None:
     status = failure.exit_status()
-    if status != 0 and not native.is_disowned():
-        reports.tell(f"leaving {status} {os.uname().nodename}")
+    if not native.is_disowned():
+        reports.tell("leaving", status)
     shutdown()
     if native.is_disowned():
         return
@@ -304,7 +308,7 @@ def _end_job(status: int, text: str) -> None:
         return
     world = native.mpi().COMM_WORLD
     if world.size > 1:
-        told = reports.tell(f"failed {status} {os.uname().nodename}")
+        told = reports.tell("failed", status)
         if told and status == failure.INTERRUPTED:
             # After a Ctrl-C other ranks may be saving: the launcher knows
             # whether they have time. Those in a collective fail.

@@ -124,8 +124,8 @@ def parser(version: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="say how the job is started, and show MPI's own words when a rank "
-        "fails",
+        help="say how the job is started, and where the seconds of its start "
+        "and end went; show MPI's own words when a rank fails",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(

@@ -35,6 +35,8 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     np: int | None = 2,
     hosts: str | None = None,
+    *,
+    verbose: bool = False,
 ) -> list[_Result]:
     """Runs a function on the ranks of a new job, and returns their results.
 
@@ -62,6 +64,8 @@ def run(
         hosts: Machines and how many ranks each takes, as for `tfringrun -H`:
             "node1:4,node2:4". None means this machine, or the machines that the
             batch system has allotted.
+        verbose: Show how the job is started, and where the seconds of its start
+            and its end went, as `tfringrun --verbose` does.
 
     Returns:
         The results of `fn`, by rank.
@@ -107,6 +111,7 @@ def run(
         order = {
             "ranks": np,
             "hosts": hosts,
+            "verbose": verbose,
             "terminals": [
                 number
                 for number, stream in ((1, sys.stdout), (2, sys.stderr))

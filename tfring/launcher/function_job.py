@@ -53,7 +53,11 @@ def _run(folder: Path, order: dict[str, Any]) -> tuple[Outcome, bool]:
             hosts=hosts_lib.parse_hosts(order["hosts"])
             if order["hosts"]
             else [],
-            view=View(terminals=frozenset(order["terminals"]), only_rank=0),
+            view=View(
+                terminals=frozenset(order["terminals"]),
+                only_rank=0,
+                verbose=order["verbose"],
+            ),
             lifeline=sys.stdin.fileno(),
         )
         status = job.run()

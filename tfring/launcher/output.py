@@ -85,8 +85,9 @@ class View:
             rewritten.
         only_rank: The one rank that is shown, without its number in front; None
             shows all.
-        verbose: The MPI launcher's words are shown immediately, and those of
-            TensorFlow at import are shown.
+        verbose: The MPI launcher's words are shown immediately, those of
+            TensorFlow at import are shown, and at the end the seconds of the
+            job's stages.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))

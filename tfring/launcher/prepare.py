@@ -16,6 +16,7 @@ from tfring.launcher import (
 from tfring.launcher.hosts import Host
 from tfring.launcher.output import View
 from tfring.launcher.running_job import RunningJob
+from tfring.launcher.stages import Stages
 
 # The ranks find these in their environment unless this shell's says otherwise.
 _ENVIRONMENT = {
@@ -57,6 +58,7 @@ def prepare(
         ValueError: There is no number of ranks, or no value for a variable, or
             the grace is no number.
     """
+    stages = Stages()
     launcher = find_launcher()
     environment = make_environment(exports, settings or {})
     job = _describe(
@@ -70,16 +72,18 @@ def prepare(
     line = mpi_launchers.command_line(launcher, job)
     if view.verbose:
         _say_how(launcher, job, line)
-    if launcher.family is mpi_launchers.Family.OPEN_MPI:
-        leftovers.remove()
+    is_open_mpi = launcher.family is mpi_launchers.Family.OPEN_MPI
     return RunningJob(
         line,
         environment,
         mpi_launchers.marks(launcher),
         job.ranks,
         view=view,
+        stages=stages,
         carriers=launcher.carriers,
         grace_seconds=command_line.grace_seconds(environment),
+        # It reads the memory maps of all processes, where there are leftovers.
+        meanwhile=leftovers.remove if is_open_mpi else None,
         lifeline=lifeline,
     )
 

@@ -9,10 +9,11 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfring.launcher import ending, host_failures, processes, wrapper
 from tfring.launcher.output import Marks, Screen, StreamReader, View
+from tfring.launcher.stages import STAGE_OF_REPORT, Stage, Stages
 
 
 class RunningJob:
@@ -33,8 +34,10 @@ class RunningJob:
         ranks: int,
         *,
         view: View,
+        stages: Stages,
         carriers: Mapping[int, int],
         grace_seconds: float,
+        meanwhile: Callable[[], object] | None = None,
         lifeline: int | None = None,
     ) -> None:
         """Prepares the run.
@@ -45,15 +48,18 @@ class RunningJob:
             marks: Its marks of the ranks' output.
             ranks: How many ranks it starts.
             view: How the ranks' output is shown.
+            stages: The job's, which have come to its preparation.
             carriers: By the signal for the ranks, the one to send to the
                 launcher.
             grace_seconds: How long the ranks have to end after a signal.
+            meanwhile: What to do while the launcher starts the ranks.
             lifeline: A descriptor; the job ends at its end of file.
         """
         self._command = command
         self._environment = environment
         self._marks = marks
         self._carriers = carriers
+        self._meanwhile = meanwhile
         self._lifeline = lifeline
         self.orphaned = False
         self.ranks = ranks
@@ -61,7 +67,8 @@ class RunningJob:
         self._ending = ending.Ending(self._states, ranks, grace_seconds)
         # Signals to this process that were not handled yet.
         self._signals: list[int] = []
-        self._terminals = view.terminals
+        self._view = view
+        self._stages = stages
         self._screen = Screen(self._write, view)
         self._notices: list[str] = []
         # The last line of a job that failed: the rank that failed first, and
@@ -95,7 +102,14 @@ class RunningJob:
                 # If this process is killed, the job ends.
                 preexec_fn=processes.end_with_parent,
             )
+            self._stages.reach(Stage.PREPARED)
+            if self._meanwhile is not None:
+                self._meanwhile()
             self._pump()
+            self._stages.reach(Stage.OVER)
+            if self._view.verbose:
+                for line in self._stages.lines():
+                    self._screen.show(2, None, f"tfringrun: {line}".encode())
             status = self._ending.status(
                 self._process.returncode,
                 launcher_failed=self._screen.job_failed,
@@ -155,6 +169,8 @@ class RunningJob:
 
     def _take_report(self, report: wrapper.Report) -> None:
         self._states.take(report)
+        if (stage := STAGE_OF_REPORT.get(report.word)) is not None:
+            self._stages.reach(stage)
         failure = self._states.first_failure
         if failure is not None and not self._said:
             # Now: the rank's later lines are consequences.
@@ -235,7 +251,7 @@ class RunningJob:
             self._take_write_error(stream, error)
 
     def _take_write_error(self, stream: int, error: OSError) -> None:
-        if error.errno == errno.EIO and stream in self._terminals:
+        if error.errno == errno.EIO and stream in self._view.terminals:
             self._signals.append(signal.SIGHUP)  # The terminal was closed.
             return
         self._ending.take_write_error(error, time.monotonic())

@@ -9,8 +9,10 @@ number:
 
 - `started 0 node1`: the rank gets signals from now on;
 - `exit 3 node1`: it has ended with this status;
+- `joining 0 node1`: it has come to its first `tfring.init`;
+- `joined 0 node1`: it has come to the end of that;
 - `failed 1 node1`: an exception is about to end the job;
-- `leaving 3 node1`: it leaves the job, and means to exit with this status.
+- `leaving 3 node1`: its script has ended, and it will exit with this status.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def command_line(meanings: Mapping[int, int]) -> list[str]:
 
 # A part of the pattern that `output` looks for.
 REPORT_PATTERN = (
-    rb"\x1e(?P<report>(?:started|exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
+    rb"\x1e(?P<report>"
+    rb"(?:started|joining|joined|exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
 )
 
 
@@ -48,7 +51,7 @@ class Report:
     """One report of a rank, or of the process around it."""
 
     rank: int
-    word: str  # `started`, `exit`, `failed` or `leaving`
+    word: str  # `started`, `exit` and so on
     status: int
     host: str
 
@@ -72,14 +75,15 @@ class RankStates:
     def take(self, report: Report) -> None:
         if report.word == "started":
             self.started.add(report.rank)
-            return
-        if report.word == "exit":
+        elif report.word == "exit":
             self.statuses[report.rank] = report.status
+            if report.status == 0:
+                self._leaving.pop(report.rank, None)
+        if report.status == 0:
+            return
         if report.word == "leaving":
             # Not a failure yet: it may have caught its SystemExit.
             self._leaving[report.rank] = report
-        elif report.status == 0:
-            self._leaving.pop(report.rank, None)
         elif self.first_failure is None:
             # All other ranks fail when this rank leaves, perhaps before it has
             # ended.

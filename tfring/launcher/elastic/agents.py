@@ -83,15 +83,22 @@ def _address_towards(host: str) -> str:
 class Agent:
     """A supervisor's process, or its ssh's. No call waits for it."""
 
-    def __init__(self, host: str, job: ElasticJob, token: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        job: ElasticJob,
+        token: str,
+        wake: Callable[[], None],
+    ) -> None:
         """Starts a supervisor, which must be connected at `connect_by`.
 
-        `tick` must be called until then.
+        `tick` must be called until then, and soon after each `wake`.
         """
         self.connect_by = time.monotonic() + CONNECT_SECONDS
         self._host = host
         self._job = job
         self._token = token
+        self._wake = wake
         # The child's thread puts the address of this machine, and gets the one
         # at which the launcher listens, or None if it need not start.
         self._interfaces: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -140,6 +147,7 @@ class Agent:
         """Finds the names and paths, in the child's thread."""
         interface = _address_for(self._host, self._job)
         self._interfaces.put(interface)
+        self._wake()
         address = self._addresses.get()
         if address is None:
             return None

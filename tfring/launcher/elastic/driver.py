@@ -18,6 +18,7 @@ from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server
 from tfring.launcher.elastic.workers import Say
 from tfring.launcher.output import View
+from tfring.launcher.stages import Stage, Stages
 from tfring.rendezvous import handshake
 from tfring.rendezvous.wire import Listener
 
@@ -28,6 +29,7 @@ _LAST_MESSAGE_SECONDS = 1.0
 _FAILURE_GRACE_SECONDS = 3.0
 # Once all should have ended, their supervisors have this long.
 _END_SECONDS = 10.0
+_STAGE_OF_ACTION = {"start": Stage.STARTED, "form": Stage.JOINED}
 
 
 class Driver:
@@ -46,6 +48,8 @@ class Driver:
         the listener, at `job.interface`.
         """
         self._job = job
+        self._view = view
+        self._stages = Stages()
         self._token = token or handshake.make_token()
         self._server = Server(self._token, job.silence_seconds)
         if listener is not None:
@@ -144,7 +148,9 @@ class Driver:
                 if self._server.is_connected("supervisor", host):
                     self._hosts.came_up(host)
                 continue
-            self._agents[host] = Agent(host, self._job, self._token)
+            self._agents[host] = Agent(
+                host, self._job, self._token, self._server.wake
+            )
 
     def _look_after_agents(self) -> None:
         for host, agent in list(self._agents.items()):
@@ -170,6 +176,7 @@ class Driver:
 
     def _take(self, event: Event) -> None:
         name, message = event.name, event.message
+        self._note_stage(event)
         if event.role == "supervisor":
             self._take_of_supervisor(name, message)
         elif event.role == "output":
@@ -195,6 +202,18 @@ class Driver:
             message = {"kind": "end", "status": 1, "why": why}
             self._server.send(event.role, [name], message)
             self._server.drop(event.role, name)
+
+    def _note_stage(self, event: Event) -> None:
+        has_joined = Stage.JOINED in self._stages
+        match event.role, (event.message or {}).get("kind"):
+            case "supervisor", "hello" if not has_joined:
+                self._stages.reach(Stage.PREPARED)
+            case "worker", "hello" if not has_joined:
+                self._stages.reach(Stage.JOINING)
+            case "worker", "bye":
+                self._stages.reach(Stage.ENDING)
+            case "supervisor", "exited":
+                self._stages.reach(Stage.ENDED)
 
     def _take_of_supervisor(
         self, host: str, message: dict[str, Any] | None
@@ -233,7 +252,10 @@ class Driver:
             if isinstance(action, Say):
                 self._screen.say(action.text)
                 continue
-            if action.message["kind"] == "form":
+            kind = action.message["kind"]
+            if Stage.JOINED not in self._stages and kind in _STAGE_OF_ACTION:
+                self._stages.reach(_STAGE_OF_ACTION[kind])
+            if kind == "form":
                 for rank, name in enumerate(action.names):
                     self._screen.prefixes[_number(name)] = str(rank)
             self._server.send(action.role, action.names, action.message)
@@ -275,6 +297,10 @@ class Driver:
         first = self._membership.first_failure
         if first and failure:
             self._screen.failed = first.number
+        self._stages.reach(Stage.OVER)
+        if self._view.verbose:
+            for line in self._stages.lines():
+                self._screen.say(line)
         self._screen.close(explained=True)
         self._screen.end(
             self._describe(), lambda: self._stop_signal is not None

@@ -1,0 +1,86 @@
+"""Where the seconds of a job's start and end go: `tfringrun --verbose`."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Stage(enum.Enum):
+    """What a job comes to, in this order; the value is for the user."""
+
+    LOADED = "tfringrun was loaded"
+    PREPARED = "the job was prepared"
+    STARTED = "the last rank was started"
+    JOINING = "the last rank was in tfring.init"
+    JOINED = "the last rank had joined the job"
+    ENDING = "the last rank's script had ended"
+    ENDED = "the last rank had ended"
+    OVER = "the programs that started the ranks had ended"
+
+
+# The reports of ranks that tell of a stage, see `wrapper`.
+STAGE_OF_REPORT = {
+    "started": Stage.STARTED,
+    "joining": Stage.JOINING,
+    "joined": Stage.JOINED,
+    "leaving": Stage.ENDING,
+    "exit": Stage.ENDED,
+}
+
+
+class Stages:
+    """When a job came to its stages, by the clock of this process."""
+
+    def __init__(
+        self,
+        age_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begins with the start of this process.
+
+        Args:
+            age_seconds: How long ago that was; None asks the kernel.
+            clock: Returns the time in seconds.
+        """
+        if age_seconds is None:
+            age_seconds = process_age_seconds()
+        self._clock = clock
+        self._began_at = clock() - age_seconds
+        self._reached_at: dict[Stage, float] = {}
+        self.reach(Stage.LOADED)
+
+    def __contains__(self, stage: Stage) -> bool:
+        return stage in self._reached_at
+
+    def reach(self, stage: Stage) -> None:
+        """Notes that a stage is reached now; the last call of it counts."""
+        self._reached_at[stage] = self._clock()
+
+    def lines(self) -> list[str]:
+        """Returns the table: the seconds that each stage took.
+
+        A stage that no rank came to, as without `tfring.init`, is left out.
+        """
+        lines = []
+        before = self._began_at
+        for stage in Stage:
+            if stage in self._reached_at:
+                # One rank may be in a stage before another is in the last one.
+                at = max(before, self._reached_at[stage])
+                lines.append(f"{at - before:8.2f} s until {stage.value}")
+                before = at
+        lines.append(f"{before - self._began_at:8.2f} s in all")
+        return lines
+
+
+def process_age_seconds() -> float:
+    """Returns how long ago this process was started, to some 10 ms."""
+    stat = Path("/proc/self/stat").read_text()
+    # The name, in parentheses, may hold anything.
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    started_at = ticks / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
