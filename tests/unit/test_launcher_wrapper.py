@@ -198,3 +198,13 @@ def test_a_rank_does_not_outlive_a_killed_wrapper(start):
     process = start(SAVES)
     process.kill()
     assert process.stdout.read() == ""
+
+
+def test_what_a_rank_has_used_is_counted():
+    """As the shell's `time` counts it; memory tells, too."""
+    program = "b'.' * (200 << 20)"
+    wrapper = subprocess.Popen([*WRAPPER, sys.executable, "-c", program])
+    _, status, used = os.wait4(wrapper.pid, 0)
+    wrapper.returncode = os.waitstatus_to_exitcode(status)
+    assert wrapper.returncode == 0
+    assert used.ru_maxrss > 200 << 10  # in KiB

@@ -159,6 +159,8 @@ def _wait(
                 was_killed = end.si_code != os.CLD_EXITED
                 status = end.si_status + (128 if was_killed else 0)
                 _report(reports, f"exit {status}")
+    # The rank's CPU time is this process's now: `time tfringrun` counts it.
+    os.waitpid(rank, 0)
     return status
 
 
