@@ -316,10 +316,16 @@ class Layout:
             Share(i, dtypes[i], *cut.range_of(self.rank))
             for i, cut in enumerate(cuts)
         ]
+        self._cuts = cuts
         self.buckets = [
             Bucket(indices, dtypes[indices[0]], cuts, self.rank, self.size)
             for indices in self._indices_of_buckets()
         ]
+
+    def ranges_of(self, index: int) -> tuple[tuple[int, int], ...]:
+        """Returns the begin and the end of each rank's elements."""
+        cut = self._cuts[index]
+        return tuple(cut.range_of(rank) for rank in range(self.size))
 
     def index_of(self, variable: Any) -> int:
         """Returns the index of a variable in `variables`.

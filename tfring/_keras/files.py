@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfring._state.kinds import Kind, kind_of, split_off_shares
 from tfring._state.optimizers import with_inner
-from tfring._state.records import notes_on
-from tfring._state.row_shards import (
-    assign_saved,
-    check_can_be_tracked,
-    row_shards_of,
-    saved_value,
-)
+from tfring._state.parts import assign_saved, part_of, parts_of
+from tfring._state.row_shards import check_can_be_tracked
 from tfring._state.whole_states import (
     assign_whole_values,
     sharded_optimizers,
@@ -52,7 +46,7 @@ def load_own_variables(
 
 
 def _is_in_parts(optimizer: Any) -> bool:
-    return bool(sharded_optimizers(optimizer) or row_shards_of(optimizer))
+    return bool(sharded_optimizers(optimizer) or parts_of(optimizer))
 
 
 def trackable_children(
@@ -63,8 +57,9 @@ def trackable_children(
 ) -> Any:
     """Refuses checkpoints of TensorFlow, which would have this rank's rows."""
     for variable in optimizer._variables:
-        if (shard := notes_on(variable).rows) is not None:
-            check_can_be_tracked(shard)
+        part = part_of(variable)
+        if part is not None and part.optimizer is None:
+            check_can_be_tracked(part)
     return keras_children(optimizer, *args, **kwargs)
 
 
@@ -96,23 +91,10 @@ def create_nested_dict(
 
 def _as_whole(variables: Sequence[Any]) -> list[Any]:
     """Returns variables, in the place of parts with the whole values."""
-    _, owners = split_off_shares(variables)
-    whole = {
-        id(variable): value
-        for owner in owners
-        for variable, value in zip(
-            owner._variables, owner._whole_values(), strict=True
-        )
-        if kind_of(variable) is Kind.SHARED_OUT
-    } | {
-        id(variable): saved_value(variable)
-        for variable in variables
-        if kind_of(variable) is Kind.ROWS
-    }
     return [
-        _WholeVariable(variable.path, whole[id(variable)])
-        if id(variable) in whole
-        else variable
+        variable
+        if (part := part_of(variable)) is None
+        else _WholeVariable(variable.path, part.whole())
         for variable in variables
     ]
 
@@ -128,10 +110,8 @@ def assign_variable_values(
         if variable.path not in path_value_dict:
             continue
         value = path_value_dict[variable.path]
-        if kind_of(variable) is Kind.ROWS:
+        if part_of(variable) is not None:
             assign_saved(variable, value)
-        elif kind_of(variable) is Kind.SHARED_OUT:
-            notes_on(variable).shared_out_by._restore_state(variable, value)
         else:
             keras_assign(model, [variable], {variable.path: value})
 
@@ -140,10 +120,8 @@ def save_model(
     keras_save: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Refuses to save a model, before the file is opened, that is not whole."""
-    for optimizer in sharded_optimizers(model):
-        optimizer._known_whole()
-    for shard in row_shards_of(model):
-        shard.whole()
+    for part in parts_of(model):
+        part.whole()
     return keras_save(model, *args, **kwargs)
 
 
@@ -156,9 +134,9 @@ def save_model_to_hdf5(
 ) -> Any:
     """Refuses a file of Keras's older format, which has no whole states."""
     parts = [
-        f"'{shard.variable.path}' has some rows of a ShardedEmbedding's table"
-        for shard in row_shards_of(model)
-        if shard.size > 1
+        f"'{part.variable.path}' has some rows of a ShardedEmbedding's table"
+        for part in parts_of(model)
+        if part.size > 1 and part.optimizer is None
     ]
     if include_optimizer:
         parts += [

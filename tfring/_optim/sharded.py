@@ -9,9 +9,7 @@ variable's name. After the update, it gathers the weights. If gradients of
 several batches are accumulated, each rank keeps whole gradients of its own
 batches, as it does without shares, and they are reduced once for each update.
 
-Note [The layout of saved states]: saved states have the plain optimizer's
-layout. Keras's `build` asks for its variables one by one, which is their order.
-So `add_optimizer_variables` remembers each request.
+Saved states have the plain optimizer's layout; see tfring/_state/parts.py.
 """
 
 from __future__ import annotations
@@ -34,7 +32,9 @@ from tfring._gradients.shares import Layout, Share
 from tfring._ops.compression import NoneCompressor, split_engine_cast
 from tfring._ops.reductions import ReduceOp
 from tfring._optim.optimizer_class import Distributed
+from tfring._state.parts import Part
 from tfring._state.records import record_of
+from tfring._state.splits import Flat
 from tfring._state.state_shares import WholeStates
 
 # Each element of a variable is updated by itself.
@@ -121,7 +121,6 @@ class Sharded(WholeStates, Distributed):
             self.__dict__["_tfring_layout"] = Layout(
                 variables, self._tfring_options
             )
-            self.__dict__["_tfring_slots"] = []
             self.__dict__["_tfring_trackables"] = {}
         super().build(variables)
 
@@ -131,11 +130,9 @@ class Sharded(WholeStates, Distributed):
         name: str | Sequence[str],
         initializer: Any = "zeros",
     ) -> Any:
-        result = super().add_optimizer_variables(
+        return super().add_optimizer_variables(
             self._tfring_layout.shares, name, initializer
         )
-        self._tfring_slots.extend([result] if isinstance(name, str) else result)
-        return result
 
     def add_variable_from_reference(
         self,
@@ -159,8 +156,14 @@ class Sharded(WholeStates, Distributed):
             dtype=share.dtype.name,
             name=f"{of_variable}_{name}",
         )
-        # Read by code that would treat it as a variable that all ranks share.
-        record_of(variable).shared_out_by = self
+        layout = self._tfring_layout
+        split = Flat(
+            tuple(layout.variables[share.index].shape),
+            layout.ranges_of(share.index),
+        )
+        record_of(variable).part = Part(
+            variable, split, layout.rank, layout.options.process_set, self
+        )
         return variable
 
     def register_local_var(self, var: Any) -> None:
@@ -173,7 +176,8 @@ class Sharded(WholeStates, Distributed):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        self._forget_loaded()
+        for part in self._parts().values():
+            part.forget_loaded()
         grads = list(grads)
         if trainable_variables is None:
             trainable_variables = self._trainable_variables

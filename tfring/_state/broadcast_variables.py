@@ -30,9 +30,8 @@ from tfring._state.kinds import (
     kind_of,
     rounds_among,
     rounds_of,
-    split_off_shares,
 )
-from tfring._state.row_shards import row_shard_of, share_loaded
+from tfring._state.parts import share_loaded, split_off_parts
 from tfring._state.seeds import folded
 from tfring._state.weights import variable_name
 
@@ -107,18 +106,14 @@ def broadcast_variables(
     del inplace
     function = "broadcast_variables"
     targets = _checked(function, variables, root_rank, process_set)
-    rows = [v for v in targets if kind_of(v) is Kind.ROWS]
-    targets, sharded = split_off_shares(targets)
-    if sharded and not tf.executing_eagerly():
-        raise NotImplementedError(_SHARDED.format(function=function))
+    targets, parts = split_off_parts(targets)
     if tf.executing_eagerly():
         # Each call has ended before the next one begins.
         _broadcast(targets, root_rank, "variables", process_set, same_seeds)
-        for optimizer in sharded:
-            optimizer._broadcast_loaded(root_rank, process_set)
-        if rows and process_set is global_process_set:
-            share_loaded([row_shard_of(v) for v in rows], root_rank)
+        share_loaded(parts, root_rank, process_set)
         return None
+    if any(part.optimizer is not None for part in parts):
+        raise NotImplementedError(_SHARDED.format(function=function))
     name = checked_name(function, None, process_set=process_set)
     return tf.group(
         *_broadcast(targets, root_rank, name, process_set, same_seeds)
@@ -166,10 +161,11 @@ def broadcast_(
     ```
     """
     targets = _checked("broadcast_", variables, root_rank, process_set)
-    if split_off_shares(targets)[1]:
+    whole, parts = split_off_parts(targets)
+    if any(part.optimizer is not None for part in parts):
         raise NotImplementedError(_SHARDED.format(function="broadcast_"))
     name = checked_name("broadcast_", name, process_set=process_set)
-    done = _broadcast(targets, root_rank, name, process_set, same_seeds)
+    done = _broadcast(whole, root_rank, name, process_set, same_seeds)
     with tf.control_dependencies(done):
         return [
             # Converting a reference variable would give its first value.
@@ -225,9 +221,7 @@ def _broadcast(
             name=f"{request_name}/accumulated/{number}",
             process_set=process_set,
         )
-    variables = [
-        v for v in variables if kind_of(v) not in (Kind.ACCUMULATED, Kind.ROWS)
-    ]
+    variables = [v for v in variables if kind_of(v) is not Kind.ACCUMULATED]
     for in_round in rounds_among(variables):
         variables += in_round.state
     values = [_as_supported(variable) for variable in variables]

@@ -7,8 +7,8 @@ comparisons of weights read it, and nothing else decides.
 |-------------|----------------------------------|----------------------|
 | ALIKE       | weights, momenta, iterations     | copies the root's    |
 | FOLDED      | seeds                            | folds with the rank  |
-| SHARED_OUT  | states with `shard_states=True`  | shares out the root's|
-| ROWS        | tables of `ShardedEmbedding`     | shares out the root's|
+| PART        | states with `shard_states=True`, | shares out the root's|
+|             | tables of `ShardedEmbedding`     |                      |
 | ACCUMULATED | gradients of several batches     | takes the ranks' mean|
 | OWN         | metrics, local variables         | leaves them alone    |
 
@@ -35,8 +35,7 @@ class Kind(enum.Enum):
 
     ALIKE = enum.auto()
     FOLDED = enum.auto()
-    SHARED_OUT = enum.auto()
-    ROWS = enum.auto()
+    PART = enum.auto()
     ACCUMULATED = enum.auto()
     OWN = enum.auto()
 
@@ -52,12 +51,10 @@ def kind_of(
     """
     notes = notes_on(variable)
     trained = variable if notes.state_for is None else notes.state_for
-    if is_row_shard(trained):
-        return Kind.ROWS
+    if notes.part is not None or is_row_shard(trained):
+        return Kind.PART
     if any(trained in local for local in local_variables):
         return Kind.OWN
-    if notes.shared_out_by is not None:
-        return Kind.SHARED_OUT
     if notes.accumulated_by is not None:
         return Kind.ACCUMULATED
     return Kind.FOLDED if is_seed(variable) else Kind.ALIKE
@@ -84,20 +81,6 @@ def mark_accumulators(optimizer: Any) -> None:
     """Notes which of its variables are sums over each rank's own batches."""
     for accumulator in optimizer._accumulated_gradients:
         record_of(accumulator).accumulated_by = optimizer
-
-
-def split_off_shares(
-    variables: Iterable[Any],
-) -> tuple[list[Any], list[Any]]:
-    """Returns the variables that are no shares, and whose the others are."""
-    others, owners = [], {}
-    for variable in variables:
-        if kind_of(variable) is Kind.SHARED_OUT:
-            owner = notes_on(variable).shared_out_by
-            owners[id(owner)] = owner
-        else:
-            others.append(variable)
-    return others, list(owners.values())
 
 
 def rounds_of(variable: Any) -> tuple[Any, ...]:

@@ -19,18 +19,15 @@ class Record:
 
     Attributes:
         state_for: The trained variable that this is an optimizer's state for.
-        shared_out_by: The optimizer with `shard_states=True`, a `WholeStates`,
-            whose state this rank's variable is a share of.
         accumulated_by: The optimizer that adds up each rank's gradients in it.
-        rows: The `RowShard` of a `ShardedEmbedding`, or of a state for one.
+        part: The `Part` that it is of a table, or of an optimizer's state.
         rounds: The `Round` of each optimizer that exchanges the variable.
         compared_in: The jobs and process sets in which ranks have compared it.
     """
 
     state_for: Any = None
-    shared_out_by: Any = None
     accumulated_by: Any = None
-    rows: Any = None
+    part: Any = None
     rounds: tuple[Any, ...] = ()
     compared_in: frozenset[tuple[int, int | None]] = frozenset()
 

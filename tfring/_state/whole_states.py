@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import keras
 import numpy as np
 
 from tfring._core.process_sets import is_alone
 from tfring._state.accumulators import average_accumulators
 from tfring._state.kinds import accumulators_by_optimizer
 from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
-from tfring._state.row_shards import assign_saved, row_shards_of, saved_value
+from tfring._state.parts import assign_saved, parts_of, saved_value
 from tfring._state.state_shares import WholeStates
 
 
@@ -64,10 +63,8 @@ def whole_states(
     for each in optimizers_of(optimizer):
         average_all_accumulated(each.variables)
     with ExitStack() as gathered:
-        for each in sharded_optimizers(optimizer):
-            gathered.enter_context(each._gathered_whole(root_rank))
-        for shard in row_shards_of(optimizer):
-            gathered.enter_context(shard.gathered(root_rank))
+        for part in parts_of(optimizer):
+            gathered.enter_context(part.gathered(root_rank))
         yield
 
 
@@ -107,11 +104,9 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
     optimizer has shards.
     """
     return [
-        saved_value(value) if isinstance(value, keras.Variable) else value
+        saved_value(variable)
         for each in with_inner(optimizer)
-        for value in (
-            each._whole_values() if _is_sharded(each) else each._variables
-        )
+        for variable in each._variables
     ]
 
 

@@ -16,13 +16,13 @@ from tfring._state.kinds import (
     are_in_a_round,
     kind_of,
     rounds_among,
-    split_off_shares,
 )
 from tfring._state.model_state import (
     local_variables_of,
     shared_variables,
     without_metrics,
 )
+from tfring._state.parts import parts_of, split_off_parts
 from tfring._state.round_state import assign_all
 from tfring._state.whole_states import (
     assign_whole_values,
@@ -75,7 +75,8 @@ class TensorFlowState(ObjectState):
                 "TensorFlowState: there are no variables. Pass them: eager "
                 "TensorFlow keeps no list of all."
             )
-        if split_off_shares(self.variables)[1]:
+        _, parts = split_off_parts(self.variables)
+        if any(part.optimizer is not None for part in parts):
             raise ValueError(
                 "TensorFlowState: variables of an optimizer with "
                 "shard_states=True are lost with their rank. Pass the model "
@@ -205,7 +206,7 @@ class TensorFlowKerasState(ObjectState):
 
     def _describe(self) -> list[tuple[str, str]]:
         # The shape of a share is each rank's own.
-        shared, _ = split_off_shares(self._shared_variables())
+        shared, _ = split_off_parts(self._shared_variables())
         return super()._describe() + _described(shared)
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
@@ -213,8 +214,8 @@ class TensorFlowKerasState(ObjectState):
         if is_collective:
             with whole_states(self.optimizer):
                 states = whole_values(self.optimizer)
-                for each in sharded_optimizers(self.optimizer):
-                    each._keep_gathered()
+                for part in parts_of(self.optimizer):
+                    part.keep_gathered()
         elif not self._is_sharded():  # Else this rank alone has a part of them.
             states = whole_values(self.optimizer)
         return super()._snapshot(is_collective) | {
@@ -268,7 +269,7 @@ class KerasState(TensorFlowKerasState):
 
 def _check_no_rows(name: str, variables: Iterable[Any]) -> None:
     for variable in variables:
-        if kind_of(variable) is Kind.ROWS:
+        if kind_of(variable) is Kind.PART:
             raise NotImplementedError(
                 f"{name}: '{variable.name}' has some rows of a "
                 "ShardedEmbedding's table, which are lost with their rank. "

@@ -23,12 +23,9 @@ from tfring._ops.alltoall import alltoall
 from tfring._ops.arguments import own_name
 from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
-from tfring._state.row_shards import (
-    RowShard,
-    check_can_be_tracked,
-    row_shard_of,
-    shard_rows,
-)
+from tfring._state.parts import Part
+from tfring._state.records import record_of
+from tfring._state.row_shards import check_can_be_tracked, shard_rows
 from tfring._state.seeds import folded_seed
 
 # Initial rows are made in blocks of about so many numbers.
@@ -183,16 +180,20 @@ class ShardedEmbedding(keras.layers.Layer):
         result.set_shape(ids.shape.concatenate([self.output_dim]))
         return result
 
-    def _own_rows(self) -> RowShard:
-        shard = row_shard_of(self.rows)
-        if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):
+    def _part(self) -> Part:
+        part: Part = record_of(self.rows).part
+        return part
+
+    def _own_rows(self) -> Part:
+        part = self._part()
+        if (part.rank, part.size) != (runtime.rank(), runtime.size()):
             raise RuntimeError(
                 f"ShardedEmbedding '{self.name}' was built on rank "
-                f"{shard.rank} of {shard.size}, and this is rank "
+                f"{part.rank} of {part.size}, and this is rank "
                 f"{runtime.rank()} of {runtime.size()}. Build the model again, "
                 "and load it from a file."
             )
-        return shard
+        return part
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         del mask
@@ -255,7 +256,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         if self.built:
-            store["0"] = row_shard_of(self.rows).whole()
+            store["0"] = self._part().whole()
 
     def load_own_variables(self, store: Any) -> None:
         self.build()
@@ -277,19 +278,19 @@ class ShardedEmbedding(keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Any:
         if self.built:
-            check_can_be_tracked(row_shard_of(self.rows))
+            check_can_be_tracked(self._part())
         return super()._trackable_children(save_type, **kwargs)
 
 
 def _looked_up(
-    ids: tf.Tensor, own: tf.Variable, shard: RowShard, name: str
+    ids: tf.Tensor, own: tf.Variable, part: Part, name: str
 ) -> tf.Tensor:
     """Returns the row of each id, of a vector of int64. Collective."""
-    size = shard.size
+    size, count = part.size, part.split.shape[0]
     distinct, places = tf.unique(ids)
     owners = tf.cast(distinct % size, tf.int32)
     by_owner = tf.argsort(owners, stable=True)
-    outside = tf.boolean_mask(distinct, _is_outside(distinct, shard.count))
+    outside = tf.boolean_mask(distinct, _is_outside(distinct, count))
     # See Note [Ids out of range].
     sent, splits = tf.cond(
         tf.size(outside) > 0,
@@ -307,7 +308,7 @@ def _looked_up(
         name=own_name("embedding/ids"),
         ignore_name_scope=True,
     )
-    with tf.control_dependencies(_checks(wanted, counts, shard.count, name)):
+    with tf.control_dependencies(_checks(wanted, counts, count, name)):
         wanted = tf.identity(wanted)
     # See Note [Rows of several ranks].
     merged, numbers = tf.unique(wanted // size)
