@@ -1,6 +1,7 @@
-"""Launches of elastic jobs with workers that train nothing."""
+"""Launches of elastic jobs, and the records of workers that train."""
 
 import contextlib
+import dataclasses
 import os
 import random
 import re
@@ -81,3 +82,65 @@ class Elastic:
                 return False
             time.sleep(0.05)
         return True
+
+
+@dataclasses.dataclass
+class Note:
+    """A line of a worker's record: see `elastic_training.Harm`."""
+
+    worker: str
+    kind: str
+    generation: int
+    step: int
+    time: float
+    size: int
+
+
+class Records:
+    """The records that all workers of a job have written."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._read = {}
+        self.notes = []
+
+    def look(self):
+        for path in self._folder.iterdir():
+            text = path.read_text(encoding="ascii")
+            # Its writer may be in the middle of a line.
+            whole = text[: text.rfind("\n") + 1]
+            lines = whole[self._read.get(path.name, 0) :].splitlines()
+            self._read[path.name] = len(whole)
+            for line in lines:
+                kind, generation, step, at, size = line.split()
+                self.notes.append(
+                    Note(
+                        path.name,
+                        kind,
+                        int(generation),
+                        int(step),
+                        float(at),
+                        int(size),
+                    )
+                )
+        return self.notes
+
+    def generation(self):
+        return max((note.generation for note in self.look()), default=0)
+
+    def trained(self):
+        """Returns who has trained in the newest generation, and its size."""
+        newest = self.generation()
+        of_it = [n for n in self.notes if n.generation == newest and newest]
+        size = max((n.size for n in of_it), default=0)
+        return {n.worker for n in of_it if n.kind == "done"}, size
+
+    def done_again(self):
+        """Returns how many steps each generation has repeated."""
+        last, again = -1, {}
+        begun = [note for note in self.look() if note.kind == "begun"]
+        for generation in sorted({note.generation for note in begun}):
+            steps = [n.step for n in begun if n.generation == generation]
+            again[generation] = last + 1 - min(steps)
+            last = max(*steps, last)
+        return again

@@ -1,7 +1,6 @@
 """A job on several hosts, with its records, its results and its leftovers."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -12,25 +11,14 @@ import time
 import uuid
 from pathlib import Path
 
+from elastic_launches import Records
 from jobs import FORGIVING_TFRINGRUN
 
 from host_network import HEAD
 
-SCRIPT = Path(__file__).with_name("chaos_training.py")
+SCRIPT = Path(__file__).parents[1] / "elastic_training.py"
 # A longer wait is a hang.
 PATIENCE_SECONDS = 400
-
-
-@dataclasses.dataclass
-class Note:
-    """A line of a worker's record: see `chaos_training.Harm`."""
-
-    worker: str
-    kind: str
-    generation: int
-    step: int
-    time: float
-    size: int
 
 
 def write_hosts(folder, slots):
@@ -65,56 +53,6 @@ def listening(proc):
             address, _, port = fields[1].partition(":")
             octets = reversed(bytes.fromhex(address))
             yield ".".join(map(str, octets)), int(port, 16), int(fields[9])
-
-
-class Records:
-    """The records that all workers of a job have written."""
-
-    def __init__(self, folder):
-        self._folder = folder
-        self._read = {}
-        self.notes = []
-
-    def look(self):
-        for path in self._folder.iterdir():
-            text = path.read_text(encoding="ascii")
-            # Its writer may be in the middle of a line.
-            whole = text[: text.rfind("\n") + 1]
-            lines = whole[self._read.get(path.name, 0) :].splitlines()
-            self._read[path.name] = len(whole)
-            for line in lines:
-                kind, generation, step, at, size = line.split()
-                self.notes.append(
-                    Note(
-                        path.name,
-                        kind,
-                        int(generation),
-                        int(step),
-                        float(at),
-                        int(size),
-                    )
-                )
-        return self.notes
-
-    def generation(self):
-        return max((note.generation for note in self.look()), default=0)
-
-    def trained(self):
-        """Returns who has trained in the newest generation, and its size."""
-        newest = self.generation()
-        of_it = [n for n in self.notes if n.generation == newest and newest]
-        size = max((n.size for n in of_it), default=0)
-        return {n.worker for n in of_it if n.kind == "done"}, size
-
-    def done_again(self):
-        """Returns how many steps each generation has repeated."""
-        last, again = -1, {}
-        begun = [note for note in self.look() if note.kind == "begun"]
-        for generation in sorted({note.generation for note in begun}):
-            steps = [n.step for n in begun if n.generation == generation]
-            again[generation] = last + 1 - min(steps)
-            last = max(*steps, last)
-        return again
 
 
 class ChaosJob:

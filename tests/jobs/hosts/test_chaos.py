@@ -11,7 +11,7 @@ import os
 import random
 import time
 
-import chaos_training
+import elastic_training
 import keras
 import numpy as np
 import pytest
@@ -23,18 +23,6 @@ _ROUNDS = int(os.environ.get("TFRING_CHAOS_ROUNDS", "1"))
 _FAULTS = int(os.environ.get("TFRING_CHAOS_FAULTS", "5"))
 # Runs only these kinds of faults, separated by commas.
 _ONLY = os.environ.get("TFRING_CHAOS_KINDS", "")
-
-
-def train_alone(optimizer, steps):
-    """The same training in one process, with no fault."""
-    x, y = chaos_training.data()
-    model = chaos_training.make_model(chaos_training.make_optimizer(optimizer))
-    rows = chaos_training.STEP_ROWS
-    for epoch in range(-(-steps // chaos_training.EPOCH_STEPS)):
-        left = steps - epoch * chaos_training.EPOCH_STEPS
-        order = chaos_training.order_of(epoch)[: left * rows]
-        model.fit(x[order], y[order], rows, shuffle=False, verbose=0)
-    return np.concatenate([each.ravel() for each in model.get_weights()])
 
 
 def kinds_of(dice, *, how, options):
@@ -130,7 +118,7 @@ def test_training_goes_on(make_network, tmp_path, number):
         weights = next(each["weights"] for each in results if each["weights"])
         np.testing.assert_allclose(
             np.frombuffer(bytes.fromhex(weights), np.float32),
-            train_alone(optimizer, steps),
+            elastic_training.train_alone(optimizer, steps),
             rtol=1e-3,
             atol=1e-4,
             err_msg=story,
