@@ -404,14 +404,14 @@ def test_accumulated_gradients(scaled, rank, size, shared_path):
         expected.optimizer.variables,
         strict=True,
     ):
-        shard = notes_on(state).part
+        shard = notes_on(state).shard
         state = state.numpy() if shard is None else shard.gather()
         np.testing.assert_allclose(state, reference, rtol=1e-5, atol=1e-6)
     again = tfring.load_model(path).optimizer
     # Accumulators of other variables are each rank's own in memory.
     own = model.optimizer.variables
     for one, other in zip(again.variables, own, strict=True):
-        if notes_on(other).part is not None:
+        if notes_on(other).shard is not None:
             np.testing.assert_array_equal(one, other)
 
 

@@ -410,7 +410,7 @@ def test_a_tree_of_the_states_is_that_of_the_plain_optimizer(ranks, rank, size):
 
 def test_a_tree_of_one_rank_s_part_is_refused(several_ranks, rank):
     model = fit(small_model())
-    with pytest.raises(RuntimeError, match="cannot save it alone"):
+    with pytest.raises(RuntimeError, match="cannot save them alone"):
         model.get_state_tree()
     with pytest.raises(NotImplementedError, match="TreeSaver saves between"):
         fit(model, callbacks=[TreeSaver(save_freq=3)])

@@ -22,13 +22,13 @@ SPLITS = [
 def test_parts_make_the_whole_again(split):
     count = np.prod(split.shape, dtype=int)
     whole = np.arange(count, dtype="float32").reshape(split.shape)
-    parts = [split.part_of(whole, rank) for rank in range(split.size)]
-    assert sum(part.size for part in parts) == count
-    joined = split.joined(np.concatenate(parts))
+    shards = [split.shard_of(whole, rank) for rank in range(split.size)]
+    assert sum(shard.size for shard in shards) == count
+    joined = split.joined(np.concatenate(shards))
     np.testing.assert_array_equal(joined, whole, strict=True)
 
 
 def test_rows_are_every_size_th():
     split = Strided((5, 1), 2)
     whole = np.arange(5).reshape(5, 1)
-    assert split.part_of(whole, 1)[:, 0].tolist() == [1, 3]
+    assert split.shard_of(whole, 1)[:, 0].tolist() == [1, 3]

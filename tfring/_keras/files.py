@@ -1,4 +1,4 @@
-"""Makes Keras's files and trees of state whole, where each rank has a part.
+"""Makes Keras's files and trees of state whole, where each rank has a shard.
 
 Each function takes the place of Keras's, which is its first argument; see
 hooks.py.
@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._state.optimizers import with_inner
-from tfring._state.parts import assign_saved, part_of, parts_of
 from tfring._state.row_shards import check_can_be_tracked
+from tfring._state.shards import assign_saved, shard_of, shards_of
 from tfring._state.whole_states import (
     assign_whole_values,
     sharded_optimizers,
@@ -46,7 +46,7 @@ def load_own_variables(
 
 
 def _is_in_parts(optimizer: Any) -> bool:
-    return bool(sharded_optimizers(optimizer) or parts_of(optimizer))
+    return bool(sharded_optimizers(optimizer) or shards_of(optimizer))
 
 
 def trackable_children(
@@ -57,9 +57,9 @@ def trackable_children(
 ) -> Any:
     """Refuses checkpoints of TensorFlow, which would have this rank's rows."""
     for variable in optimizer._variables:
-        part = part_of(variable)
-        if part is not None and part.optimizer is None:
-            check_can_be_tracked(part)
+        shard = shard_of(variable)
+        if shard is not None and shard.optimizer is None:
+            check_can_be_tracked(shard)
     return keras_children(optimizer, *args, **kwargs)
 
 
@@ -90,11 +90,11 @@ def create_nested_dict(
 
 
 def _as_whole(variables: Sequence[Any]) -> list[Any]:
-    """Returns variables, in the place of parts with the whole values."""
+    """Returns variables, in the place of shards with the whole values."""
     return [
         variable
-        if (part := part_of(variable)) is None
-        else _WholeVariable(variable.path, part.whole())
+        if (shard := shard_of(variable)) is None
+        else _WholeVariable(variable.path, shard.whole())
         for variable in variables
     ]
 
@@ -110,7 +110,7 @@ def assign_variable_values(
         if variable.path not in path_value_dict:
             continue
         value = path_value_dict[variable.path]
-        if part_of(variable) is not None:
+        if shard_of(variable) is not None:
             assign_saved(variable, value)
         else:
             keras_assign(model, [variable], {variable.path: value})
@@ -120,8 +120,8 @@ def save_model(
     keras_save: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Refuses to save a model, before the file is opened, that is not whole."""
-    for part in parts_of(model):
-        part.whole()
+    for shard in shards_of(model):
+        shard.whole()
     return keras_save(model, *args, **kwargs)
 
 
@@ -134,9 +134,9 @@ def save_model_to_hdf5(
 ) -> Any:
     """Refuses a file of Keras's older format, which has no whole states."""
     parts = [
-        f"'{part.variable.path}' has some rows of a ShardedEmbedding's table"
-        for part in parts_of(model)
-        if part.size > 1 and part.optimizer is None
+        f"'{shard.variable.path}' has some rows of a ShardedEmbedding's table"
+        for shard in shards_of(model)
+        if shard.size > 1 and shard.optimizer is None
     ]
     if include_optimizer:
         parts += [

@@ -14,9 +14,9 @@ from tfring._gradients.local_gradients import scale_unless_by_tape
 from tfring._gradients.local_variables import is_row_shard
 from tfring._optim.optimizer_class import Distributed
 from tfring._state.optimizers import distributed_optimizers
-from tfring._state.parts import Part, part_of
 from tfring._state.records import record_of
 from tfring._state.row_shards import check_optimizer
+from tfring._state.shards import Shard, shard_of
 
 
 def build(
@@ -38,11 +38,11 @@ def add_variable_from_reference(
 ) -> Any:
     """Notes that a state belongs to some rows of a table."""
     state = keras_add(optimizer, reference_variable, *args, **kwargs)
-    rows = part_of(reference_variable)
+    rows = shard_of(reference_variable)
     if rows is not None:
         record = record_of(state)
         record.state_for = reference_variable
-        record.part = Part(state, rows.split, rows.rank)
+        record.shard = Shard(state, rows.split, rows.rank)
     return state
 
 

@@ -31,7 +31,7 @@ from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
 from tfring._state.kinds import mark_accumulators, mark_states
 from tfring._state.optimizers import with_inner
-from tfring._state.parts import part_of
+from tfring._state.shards import shard_of
 from tfring._state.weights import warn_if_not_broadcast
 
 if TYPE_CHECKING:
@@ -269,8 +269,8 @@ class Distributed(_Optimizer):
                     "quantization), of which there is no average over ranks. "
                     "Train in bfloat16 or float16 instead."
                 )
-            if (part := part_of(variable)) is not None:
-                part.forget_loaded()
+            if (shard := shard_of(variable)) is not None:
+                shard.forget_loaded()
         options = self._tfring_options
         if options.local_variables:
             for optimizer in with_inner(self):

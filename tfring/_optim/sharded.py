@@ -9,7 +9,7 @@ variable's name. After the update, it gathers the weights. If gradients of
 several batches are accumulated, each rank keeps whole gradients of its own
 batches, as it does without shares, and they are reduced once for each update.
 
-Saved states have the plain optimizer's layout; see tfring/_state/parts.py.
+Saved states have the plain optimizer's layout; see tfring/_state/shards.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tfring._gradients.shares import Layout, Share
 from tfring._ops.compression import NoneCompressor, split_engine_cast
 from tfring._ops.reductions import ReduceOp
 from tfring._optim.optimizer_class import Distributed
-from tfring._state.parts import Part
 from tfring._state.records import record_of
+from tfring._state.shards import Shard
 from tfring._state.splits import Flat
 from tfring._state.state_shares import WholeStates
 
@@ -161,7 +161,7 @@ class Sharded(WholeStates, Distributed):
             tuple(layout.variables[share.index].shape),
             layout.ranges_of(share.index),
         )
-        record_of(variable).part = Part(
+        record_of(variable).shard = Shard(
             variable, split, layout.rank, layout.options.process_set, self
         )
         return variable
@@ -176,8 +176,8 @@ class Sharded(WholeStates, Distributed):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        for part in self._parts().values():
-            part.forget_loaded()
+        for shard in self._shards().values():
+            shard.forget_loaded()
         grads = list(grads)
         if trainable_variables is None:
             trainable_variables = self._trainable_variables

@@ -31,8 +31,8 @@ from tfring._state.kinds import (
     rounds_among,
     rounds_of,
 )
-from tfring._state.parts import share_loaded, split_off_parts
 from tfring._state.seeds import folded
+from tfring._state.shards import share_loaded, split_off_shards
 from tfring._state.weights import variable_name
 
 _SHARDED = (
@@ -106,13 +106,13 @@ def broadcast_variables(
     del inplace
     function = "broadcast_variables"
     targets = _checked(function, variables, root_rank, process_set)
-    targets, parts = split_off_parts(targets)
+    targets, shards = split_off_shards(targets)
     if tf.executing_eagerly():
         # Each call has ended before the next one begins.
         _broadcast(targets, root_rank, "variables", process_set, same_seeds)
-        share_loaded(parts, root_rank, process_set)
+        share_loaded(shards, root_rank, process_set)
         return None
-    if any(part.optimizer is not None for part in parts):
+    if any(shard.optimizer is not None for shard in shards):
         raise NotImplementedError(_SHARDED.format(function=function))
     name = checked_name(function, None, process_set=process_set)
     return tf.group(
@@ -161,8 +161,8 @@ def broadcast_(
     ```
     """
     targets = _checked("broadcast_", variables, root_rank, process_set)
-    whole, parts = split_off_parts(targets)
-    if any(part.optimizer is not None for part in parts):
+    whole, shards = split_off_shards(targets)
+    if any(shard.optimizer is not None for shard in shards):
         raise NotImplementedError(_SHARDED.format(function="broadcast_"))
     name = checked_name("broadcast_", name, process_set=process_set)
     done = _broadcast(whole, root_rank, name, process_set, same_seeds)

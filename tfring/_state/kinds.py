@@ -7,7 +7,7 @@ comparisons of weights read it, and nothing else decides.
 |-------------|----------------------------------|----------------------|
 | ALIKE       | weights, momenta, iterations     | copies the root's    |
 | FOLDED      | seeds                            | folds with the rank  |
-| PART        | states with `shard_states=True`, | shares out the root's|
+| SHARD       | states with `shard_states=True`, | shares out the root's|
 |             | tables of `ShardedEmbedding`     |                      |
 | ACCUMULATED | gradients of several batches     | takes the ranks' mean|
 | OWN         | metrics, local variables         | leaves them alone    |
@@ -35,7 +35,7 @@ class Kind(enum.Enum):
 
     ALIKE = enum.auto()
     FOLDED = enum.auto()
-    PART = enum.auto()
+    SHARD = enum.auto()
     ACCUMULATED = enum.auto()
     OWN = enum.auto()
 
@@ -51,8 +51,8 @@ def kind_of(
     """
     notes = notes_on(variable)
     trained = variable if notes.state_for is None else notes.state_for
-    if notes.part is not None or is_row_shard(trained):
-        return Kind.PART
+    if notes.shard is not None or is_row_shard(trained):
+        return Kind.SHARD
     if any(trained in local for local in local_variables):
         return Kind.OWN
     if notes.accumulated_by is not None:

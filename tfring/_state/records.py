@@ -20,14 +20,14 @@ class Record:
     Attributes:
         state_for: The trained variable that this is an optimizer's state for.
         accumulated_by: The optimizer that adds up each rank's gradients in it.
-        part: The `Part` that it is of a table, or of an optimizer's state.
+        shard: The `Shard` that it is of a table, or of an optimizer's state.
         rounds: The `Round` of each optimizer that exchanges the variable.
         compared_in: The jobs and process sets in which ranks have compared it.
     """
 
     state_for: Any = None
     accumulated_by: Any = None
-    part: Any = None
+    shard: Any = None
     rounds: tuple[Any, ...] = ()
     compared_in: frozenset[tuple[int, int | None]] = frozenset()
 

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 from tfring._gradients.local_variables import mark_row_shard
-from tfring._state.parts import Part
 from tfring._state.records import record_of
+from tfring._state.shards import Shard
 from tfring._state.splits import Strided
 from tfring._state.weights import variable_name
 
@@ -24,7 +24,7 @@ def shard_rows(variable: Any, count: int, rank: int, size: int) -> None:
     """Makes a Keras variable the rows that a rank has of a table."""
     mark_row_shard(variable)
     split = Strided((count, *variable.shape[1:]), size)
-    record_of(variable).part = Part(variable, split, rank)
+    record_of(variable).shard = Shard(variable, split, rank)
 
 
 def has_tables(model: Any) -> bool:
@@ -35,11 +35,11 @@ def has_tables(model: Any) -> bool:
     )
 
 
-def check_can_be_tracked(part: Part) -> None:
+def check_can_be_tracked(shard: Shard) -> None:
     """Refuses TensorFlow's own files, which would have this rank's rows."""
-    if part.size > 1:
+    if shard.size > 1:
         raise NotImplementedError(
-            f"'{part.variable.path}' has some rows of a ShardedEmbedding's "
+            f"'{shard.variable.path}' has some rows of a ShardedEmbedding's "
             "table. tf.train.Checkpoint and SavedModel would keep them alone. "
             "Save by model.save or model.save_weights within "
             "tfring.whole_states; to serve the model, take the plain layer "

@@ -1,6 +1,6 @@
-"""How ranks share out a variable: each has a part of its elements.
+"""Which elements of a sharded variable each rank has.
 
-| split   | a rank's part              | of                              |
+| split   | the shard of a rank        | used for                        |
 |---------|----------------------------|---------------------------------|
 | Flat    | consecutive elements, flat | states with `shard_states=True` |
 | Strided | every `size`-th row        | tables of `ShardedEmbedding`    |
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """Consecutive elements of the flat variable, in the order of the ranks.
+    """Each rank has consecutive elements of the flattened variable.
 
     Attributes:
         shape: The whole variable's shape.
@@ -33,19 +33,19 @@ class Flat:
         """The number of ranks."""
         return len(self.ranges)
 
-    def part_of(self, whole: Any, rank: int) -> np.ndarray:
-        """Returns a rank's part of a whole array."""
+    def shard_of(self, whole: Any, rank: int) -> np.ndarray:
+        """Returns a rank's shard of a whole array."""
         begin, end = self.ranges[rank]
         return np.asarray(whole).reshape(-1)[begin:end]
 
-    def joined(self, parts: np.ndarray) -> np.ndarray:
-        """Returns the whole of all ranks' parts, one behind the other."""
-        return parts.reshape(self.shape)
+    def joined(self, shards: np.ndarray) -> np.ndarray:
+        """Returns the whole array of the ranks' shards, in their order."""
+        return shards.reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Strided:
-    """The rows `i` with `i % size == rank`.
+    """A rank has the rows `i` with `i % size == rank`.
 
     Attributes:
         shape: The whole table's shape.
@@ -55,21 +55,21 @@ class Strided:
     shape: tuple[int, ...]
     size: int
 
-    def part_of(self, whole: Any, rank: int) -> np.ndarray:
+    def shard_of(self, whole: Any, rank: int) -> np.ndarray:
         """Returns a rank's rows of a table, an array or a file's data set."""
         if rank >= self.shape[0]:  # A data set has no empty selection.
             return np.asarray(whole[:0])
         return np.asarray(whole[rank :: self.size])
 
-    def joined(self, parts: np.ndarray) -> np.ndarray:
-        """Returns the table of all ranks' rows, one rank's behind another's."""
+    def joined(self, shards: np.ndarray) -> np.ndarray:
+        """Returns the whole table of the ranks' rows, in their order."""
         if self.size == 1:
-            return parts
-        table = np.empty(self.shape, parts.dtype)
+            return shards
+        table = np.empty(self.shape, shards.dtype)
         begin = 0
         for rank in range(self.size):
             rows = table[rank :: self.size]
-            rows[...] = parts[begin : begin + len(rows)]
+            rows[...] = shards[begin : begin + len(rows)]
             begin += len(rows)
         return table
 

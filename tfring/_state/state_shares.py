@@ -1,8 +1,8 @@
 """The part of a sharded optimizer's class that saves and loads.
 
-Saved states have the plain optimizer's layout, whole; see parts.py. A change of
-the ranks, as in an elastic job, cuts them anew. TensorFlow's checkpoints see
-whole variables in the place of this rank's shares.
+Saved states are whole and have the plain optimizer's layout; see shards.py. If
+the ranks change, as in an elastic job, whole states are sharded again for the
+new ranks. TensorFlow's checkpoints see a whole variable for each shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorflow.python.training.saving.saveable_object import SaveSpec
 
 from tfring._core import runtime
 from tfring._gradients.shares import Layout, place_in
-from tfring._state.parts import Part, assign_saved, part_of
+from tfring._state.shards import Shard, assign_saved, shard_of
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
@@ -32,12 +32,12 @@ class WholeStates(_Optimizer):
 
     _tfring_layout: Layout
 
-    def _parts(self) -> dict[int, Part]:
+    def _shards(self) -> dict[int, Shard]:
         """Returns the shares among its variables, by their numbers there."""
         return {
-            number: part
+            number: shard
             for number, variable in enumerate(self._variables)
-            if (part := part_of(variable)) is not None
+            if (shard := shard_of(variable)) is not None
         }
 
     def _cut_anew(self, values: Sequence[Any] | None) -> None:
@@ -61,23 +61,23 @@ class WholeStates(_Optimizer):
         """Cuts the whole values that this rank knows, without any other rank.
 
         Raises:
-            RuntimeError: This rank knows only a part.
+            RuntimeError: This rank knows only a shard.
         """
-        parts = self._parts()
-        known = self._known(list(parts.values()))
+        shards = self._shards()
+        known = self._known(list(shards.values()))
         if known is None:
             iterations = int(self._iterations)
             if iterations > 0:
                 raise RuntimeError(
                     f"The optimizer '{self.name}' has shard_states=True, and "
                     f"was trained for {iterations} steps before the elastic "
-                    "state was made: a rank with a part of its states was lost "
-                    "before the first commit. Save it before, and load it "
+                    "state was made: a rank with a shard of its states was "
+                    "lost before the first commit. Save it before, and load it "
                     "where the script begins."
                 )
             self._cut_anew(None)
             return
-        whole = dict(zip(parts, known, strict=True))
+        whole = dict(zip(shards, known, strict=True))
         self._cut_anew(
             [
                 whole[number] if number in whole else variable.numpy()
@@ -85,14 +85,14 @@ class WholeStates(_Optimizer):
             ]
         )
 
-    def _known(self, parts: Sequence[Part]) -> list[np.ndarray] | None:
-        """Returns the wholes of parts, if this rank knows them all."""
+    def _known(self, shards: Sequence[Shard]) -> list[np.ndarray] | None:
+        """Returns the wholes of shards, if this rank knows them all."""
         if self._tfring_layout.size == 1:
-            return [part.whole() for part in parts]
-        loaded = [each.loaded() for each in parts if each.has_loaded()]
-        for wholes in (loaded, [each.kept() for each in parts]):
+            return [shard.whole() for shard in shards]
+        loaded = [each.loaded() for each in shards if each.has_loaded()]
+        for wholes in (loaded, [each.kept() for each in shards]):
             found = [whole for whole in wholes if whole is not None]
-            if len(found) == len(parts):
+            if len(found) == len(shards):
                 return found
         return None
 
@@ -138,7 +138,7 @@ class WholeStates(_Optimizer):
         """Returns a plain optimizer's list for a variable list, or `child`."""
         if child is self._variables:
             return self._list_of(range(len(child)))
-        if isinstance(child, Sequence) and child and part_of(child[0]):
+        if isinstance(child, Sequence) and child and shard_of(child[0]):
             number_of = {id(v): i for i, v in enumerate(self._variables)}
             numbers = [number_of.get(id(each)) for each in child]
             if None not in numbers:  # Else the shares have been cut anew.
@@ -150,11 +150,11 @@ class WholeStates(_Optimizer):
         made = self.__dict__.setdefault("_tfring_trackables", {})
         key = tuple(numbers)
         if key not in made:
-            parts = self._parts()
+            shards = self._shards()
             made[key] = _List(
                 [
-                    made.setdefault(number, _WholeVariable(parts[number]))
-                    if number in parts
+                    made.setdefault(number, _WholeVariable(shards[number]))
+                    if number in shards
                     else self._variables[number]
                     for number in key
                 ]
@@ -183,21 +183,21 @@ class _List(_Trackable):
 class _WholeVariable(_Trackable):
     """One of the plain optimizer's variables in a checkpoint."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         # Also called when a checkpoint is restored, which needs no value.
         name = "VARIABLE_VALUE"
-        dtype = tf.as_dtype(self._part.variable.dtype)
+        dtype = tf.as_dtype(self._shard.variable.dtype)
         return {name: SaveSpec(self._value, "", name, dtype, "CPU:0")}
 
     def _value(self) -> tf.Tensor:
         with tf.init_scope():  # TensorFlow traces saving.
-            return tf.constant(self._part.whole())
+            return tf.constant(self._shard.whole())
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         # TensorFlow traces restoring, too.
         return tf.py_function(
-            self._part.load, list(restored_tensors.values()), []
+            self._shard.load, list(restored_tensors.values()), []
         )

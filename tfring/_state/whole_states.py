@@ -12,7 +12,7 @@ from tfring._core.process_sets import is_alone
 from tfring._state.accumulators import average_accumulators
 from tfring._state.kinds import accumulators_by_optimizer
 from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
-from tfring._state.parts import assign_saved, parts_of, saved_value
+from tfring._state.shards import assign_saved, saved_value, shards_of
 from tfring._state.state_shares import WholeStates
 
 
@@ -63,8 +63,8 @@ def whole_states(
     for each in optimizers_of(optimizer):
         average_all_accumulated(each.variables)
     with ExitStack() as gathered:
-        for part in parts_of(optimizer):
-            gathered.enter_context(part.gathered(root_rank))
+        for shard in shards_of(optimizer):
+            gathered.enter_context(shard.gathered(root_rank))
         yield
 
 

@@ -22,8 +22,8 @@ from tfring._state.model_state import (
     shared_variables,
     without_metrics,
 )
-from tfring._state.parts import parts_of, split_off_parts
 from tfring._state.round_state import assign_all
+from tfring._state.shards import shards_of, split_off_shards
 from tfring._state.whole_states import (
     assign_whole_values,
     average_all_accumulated,
@@ -75,8 +75,8 @@ class TensorFlowState(ObjectState):
                 "TensorFlowState: there are no variables. Pass them: eager "
                 "TensorFlow keeps no list of all."
             )
-        _, parts = split_off_parts(self.variables)
-        if any(part.optimizer is not None for part in parts):
+        _, parts = split_off_shards(self.variables)
+        if any(shard.optimizer is not None for shard in parts):
             raise ValueError(
                 "TensorFlowState: variables of an optimizer with "
                 "shard_states=True are lost with their rank. Pass the model "
@@ -206,7 +206,7 @@ class TensorFlowKerasState(ObjectState):
 
     def _describe(self) -> list[tuple[str, str]]:
         # The shape of a share is each rank's own.
-        shared, _ = split_off_parts(self._shared_variables())
+        shared, _ = split_off_shards(self._shared_variables())
         return super()._describe() + _described(shared)
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
@@ -214,8 +214,8 @@ class TensorFlowKerasState(ObjectState):
         if is_collective:
             with whole_states(self.optimizer):
                 states = whole_values(self.optimizer)
-                for part in parts_of(self.optimizer):
-                    part.keep_gathered()
+                for shard in shards_of(self.optimizer):
+                    shard.keep_gathered()
         elif not self._is_sharded():  # Else this rank alone has a part of them.
             states = whole_values(self.optimizer)
         return super()._snapshot(is_collective) | {
@@ -269,7 +269,7 @@ class KerasState(TensorFlowKerasState):
 
 def _check_no_rows(name: str, variables: Iterable[Any]) -> None:
     for variable in variables:
-        if kind_of(variable) is Kind.PART:
+        if kind_of(variable) is Kind.SHARD:
             raise NotImplementedError(
                 f"{name}: '{variable.name}' has some rows of a "
                 "ShardedEmbedding's table, which are lost with their rank. "

@@ -23,10 +23,10 @@ from tfring._ops.alltoall import alltoall
 from tfring._ops.arguments import own_name
 from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
-from tfring._state.parts import Part
 from tfring._state.records import record_of
 from tfring._state.row_shards import check_can_be_tracked, shard_rows
 from tfring._state.seeds import folded_seed
+from tfring._state.shards import Shard
 
 # Initial rows are made in blocks of about so many numbers.
 _BLOCK_ELEMENTS = 1 << 22
@@ -180,20 +180,20 @@ class ShardedEmbedding(keras.layers.Layer):
         result.set_shape(ids.shape.concatenate([self.output_dim]))
         return result
 
-    def _part(self) -> Part:
-        part: Part = record_of(self.rows).part
-        return part
+    def _shard(self) -> Shard:
+        shard: Shard = record_of(self.rows).shard
+        return shard
 
-    def _own_rows(self) -> Part:
-        part = self._part()
-        if (part.rank, part.size) != (runtime.rank(), runtime.size()):
+    def _own_rows(self) -> Shard:
+        shard = self._shard()
+        if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):
             raise RuntimeError(
                 f"ShardedEmbedding '{self.name}' was built on rank "
-                f"{part.rank} of {part.size}, and this is rank "
+                f"{shard.rank} of {shard.size}, and this is rank "
                 f"{runtime.rank()} of {runtime.size()}. Build the model again, "
                 "and load it from a file."
             )
-        return part
+        return shard
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         del mask
@@ -256,7 +256,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         if self.built:
-            store["0"] = self._part().whole()
+            store["0"] = self._shard().whole()
 
     def load_own_variables(self, store: Any) -> None:
         self.build()
@@ -278,15 +278,15 @@ class ShardedEmbedding(keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Any:
         if self.built:
-            check_can_be_tracked(self._part())
+            check_can_be_tracked(self._shard())
         return super()._trackable_children(save_type, **kwargs)
 
 
 def _looked_up(
-    ids: tf.Tensor, own: tf.Variable, part: Part, name: str
+    ids: tf.Tensor, own: tf.Variable, shard: Shard, name: str
 ) -> tf.Tensor:
     """Returns the row of each id, of a vector of int64. Collective."""
-    size, count = part.size, part.split.shape[0]
+    size, count = shard.size, shard.split.shape[0]
     distinct, places = tf.unique(ids)
     owners = tf.cast(distinct % size, tf.int32)
     by_owner = tf.argsort(owners, stable=True)

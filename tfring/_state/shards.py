@@ -1,15 +1,16 @@
-"""A variable of which each rank has a part, and how it is saved and loaded.
+"""Variables that are sharded over the ranks, and how they are saved and loaded.
 
-Such are an optimizer's states with `shard_states=True`, and the tables of
-`tfring.layers.ShardedEmbedding` with the optimizer's states for them. Files
-hold whole values, as one rank would have them. So saving needs the parts of all
-ranks, while most programs save on one rank: the ranks gather wholes together
-first, by `whole_states`. Loading needs no other rank, because each rank takes
-its part of the value that it reads.
+With `shard_states=True` each rank has a shard of the optimizer's states, and
+with `tfring.layers.ShardedEmbedding` a shard of the table and of the states for
+it. A file holds whole values, as one rank alone would write them. Saving
+therefore needs the shards of all ranks, while most programs save on one rank:
+the ranks gather whole values first, by `whole_states`. Loading needs no other
+rank, because each rank takes its shard of the value that it reads.
 
 Note [Loaded on one rank]: a rank that loads a state keeps the whole value until
-its next step, so that a broadcast from it can give all ranks their parts. Only
-rank 0 keeps a table, which may be larger than the memory for one per rank.
+its next step, so that a broadcast from this rank can give all ranks their
+shards. Only rank 0 keeps a table: it may be too large for every rank of a
+machine to have a copy.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from tfring._state.weights import fingerprint, variable_name
 
 
 class _Gathered(NamedTuple):
-    """A whole value, put together from the ranks' parts.
+    """A whole value that was gathered from the ranks' shards.
 
     Attributes:
-        value: The whole; None on a rank that does not save.
-        steps: How many steps the optimizer had made.
+        value: The whole value; None on a rank that does not save.
+        steps: How many steps the optimizer had made by then.
         root_rank: The one rank that saves; None if any rank may.
     """
 
@@ -47,16 +48,16 @@ class _Gathered(NamedTuple):
     root_rank: int | None
 
 
-class Part:
-    """This rank's part of a variable that ranks share out.
+class Shard:
+    """This rank's shard of a variable.
 
     Args:
-        variable: It has this rank's part.
-        split: Which part each rank has.
-        rank: This rank's, among those that share it.
-        process_set: The ranks that share it.
-        optimizer: The optimizer with `shard_states=True`, whose state it is;
-            None for a table, and a state for one.
+        variable: The variable that holds this rank's elements alone.
+        split: Which elements each rank has.
+        rank: The number of this rank in `process_set`.
+        process_set: The ranks that have shards.
+        optimizer: The optimizer with `shard_states=True` whose state it is.
+            None if it is a table of a ShardedEmbedding or a state for one.
     """
 
     def __init__(
@@ -72,20 +73,21 @@ class Part:
         self.rank = rank
         self.process_set = process_set
         self.optimizer = optimizer
-        # One for each open `whole_states` context, the last one last.
+        # An entry for each open `whole_states` context; the innermost is last.
         self._gathered: list[_Gathered] = []
-        # The last commit's, in an elastic job.
+        # In an elastic job: the whole value of the last commit.
         self._kept: _Gathered | None = None
         self._loaded: np.ndarray | None = None
-        self._loaded_part: str | None = None  # its fingerprint
+        # The fingerprint of this shard after the last load.
+        self._loaded_shard: str | None = None
 
     @property
     def size(self) -> int:
-        """The number of ranks that share it."""
+        """The number of ranks that have shards."""
         return self.split.size
 
     def gather(self, root_rank: int | None = None) -> np.ndarray | None:
-        """Returns the whole; None on ranks other than `root_rank`.
+        """Returns the whole value; None on ranks other than `root_rank`.
 
         Collective, and eager.
         """
@@ -94,23 +96,23 @@ class Part:
         if self.size == 1:
             return self.split.joined(own.numpy()) if keeps else None
         options: dict[str, Any] = {
-            "name": "parts/gathered",
+            "name": "shards/gathered",
             "ignore_name_scope": True,
             "process_set": self.process_set,
         }
         if root_rank is None:
-            parts = allgather(own, **options)
+            shards = allgather(own, **options)
         else:
             splits = np.zeros(self.size, np.int64)
             ranks = self.process_set.ranks or []
             if root_rank in ranks:
                 splits[ranks.index(root_rank)] = len(own)
-            parts, _ = alltoall(own[: splits.sum()], splits=splits, **options)
-        return self.split.joined(parts.numpy()) if keeps else None
+            shards, _ = alltoall(own[: splits.sum()], splits=splits, **options)
+        return self.split.joined(shards.numpy()) if keeps else None
 
     @contextmanager
     def gathered(self, root_rank: int | None) -> Iterator[None]:
-        """Has the whole on `root_rank`, or all ranks, meanwhile. Collective."""
+        """Keeps the whole value on `root_rank`, or all ranks. Collective."""
         if not self.has_loaded():
             self.forget_loaded()
         entry = _Gathered(self.gather(root_rank), self._steps(), root_rank)
@@ -121,22 +123,22 @@ class Part:
             self._gathered = [e for e in self._gathered if e is not entry]
 
     def keep_gathered(self) -> None:
-        """Keeps the gathered whole until the next commit or load."""
+        """Keeps the whole value after the context, until the next one."""
         self._kept = self._gathered[-1]
 
     def kept(self) -> np.ndarray | None:
-        """Returns the whole of the last commit, unless it has changed since."""
+        """Returns the whole value that was kept, if it is still current."""
         return None if self._kept is None else self._value_of(self._kept)
 
     def loaded(self) -> np.ndarray | None:
-        """Returns the whole that was loaded, if this rank keeps it."""
+        """Returns the whole value that was loaded, if this rank keeps it."""
         return self._loaded
 
     def whole(self) -> np.ndarray:
-        """Returns the whole, if this rank knows it.
+        """Returns the whole value.
 
         Raises:
-            RuntimeError: It does not.
+            RuntimeError: This rank does not have it.
         """
         if self.size == 1:
             value = self.gather()
@@ -152,18 +154,18 @@ class Part:
             else f"The optimizer '{self.optimizer.name}' has shard_states=True"
         )
         raise RuntimeError(
-            f"{who}: this rank has 1/{self.size} of the whole, and cannot save "
-            f"it alone. {self._why_not_whole()}"
+            f"{who}: this rank has 1/{self.size} of the values, and cannot "
+            f"save them alone. {self._why_not_whole()}"
         )
 
     def _value_of(self, gathered: _Gathered) -> np.ndarray | None:
-        """Returns a gathered whole, unless it has changed since."""
+        """Returns a gathered value, if it is still current."""
         value = gathered.value
         if value is None or gathered.steps != self._steps():
             return None
         own = np.asarray(tf.convert_to_tensor(self.variable))
-        gathered_part = self.split.part_of(value, self.rank)
-        return value if gathered_part.tobytes() == own.tobytes() else None
+        gathered_shard = self.split.shard_of(value, self.rank)
+        return value if gathered_shard.tobytes() == own.tobytes() else None
 
     def _steps(self) -> int:
         optimizer = self.optimizer
@@ -190,165 +192,167 @@ class Part:
         )
 
     def load(self, whole: Any) -> None:
-        """Takes this rank's part of a whole, an array or a file's data set."""
+        """Takes this rank's shard of an array, or of a file's data set."""
         shape = tuple(np.shape(whole))
         if shape != self.split.shape:
             raise ValueError(
                 f"A value of shape {shape} was given for "
-                f"'{variable_name(self.variable)}', of which the ranks have "
-                f"parts, and which has the shape {self.split.shape} as a "
-                "whole. Pass, or load, that of a model that is alike."
+                f"'{variable_name(self.variable)}', which is sharded over the "
+                f"ranks and has the whole shape {self.split.shape}. Load the "
+                "value of a model or an optimizer of the same shapes."
             )
         keeps = not isinstance(self.split, Strided) or self.rank == 0
         if keeps:
             whole = np.asarray(whole)
-        self._assign(self.split.part_of(whole, self.rank))
+        self._assign(self.split.shard_of(whole, self.rank))
         self._loaded = whole if keeps and self.size > 1 else None
         self._kept = None
 
-    def _assign(self, part: np.ndarray) -> None:
-        self.variable.assign(part)
-        self._loaded_part = fingerprint(self.variable)
+    def _assign(self, shard: np.ndarray) -> None:
+        self.variable.assign(shard)
+        self._loaded_shard = fingerprint(self.variable)
 
     def has_loaded(self) -> bool:
-        """Tells whether nothing has changed since the last load."""
-        return self._loaded_part is not None and (
-            self._loaded_part == fingerprint(self.variable)
+        """Tells whether this shard is still as it was loaded."""
+        return self._loaded_shard is not None and (
+            self._loaded_shard == fingerprint(self.variable)
         )
 
     def forget_loaded(self) -> None:
-        """Called before a step, and where the whole is no longer needed."""
+        """Frees the whole value that was loaded."""
         self._loaded = None
 
     def receive(self, root_rank: int) -> None:
-        """Gives all ranks their parts of the loaded whole. Collective."""
+        """Gives all ranks their shards of `root_rank`'s value. Collective."""
         own = tf.convert_to_tensor(self.variable)[:0]
         splits = np.zeros(self.size, np.int64)
         if runtime.rank() == root_rank:
-            parts = [
-                self.split.part_of(self._loaded, rank)
+            shards = [
+                self.split.shard_of(self._loaded, rank)
                 for rank in range(self.size)
             ]
-            splits[:] = [len(part) for part in parts]
-            own = tf.constant(np.concatenate(parts), own.dtype)
-        part, _ = alltoall(
+            splits[:] = [len(shard) for shard in shards]
+            own = tf.constant(np.concatenate(shards), own.dtype)
+        shard, _ = alltoall(
             own,
             splits=splits,
-            name="parts/loaded",
+            name="shards/loaded",
             ignore_name_scope=True,
             process_set=self.process_set,
         )
-        self._assign(part.numpy())
+        self._assign(shard.numpy())
         self.forget_loaded()
 
 
-def part_of(variable: Any) -> Part | None:
-    """Returns the part that a variable is, or None if it is whole."""
-    part: Part | None = notes_on(variable).part
-    return part
+def shard_of(variable: Any) -> Shard | None:
+    """Returns the shard in a variable, or None if the variable is whole."""
+    shard: Shard | None = notes_on(variable).shard
+    return shard
 
 
-def parts_of(target: Any) -> list[Part]:
-    """Returns the parts among a model's or an optimizer's variables."""
+def shards_of(target: Any) -> list[Shard]:
+    """Returns the shards among a model's or an optimizer's variables."""
     variables = list(getattr(target, "variables", ()))
     for each in all_optimizers(target):
         variables += [*each._trainable_variables, *each._variables]
     found = {
-        id(variable): part
+        id(variable): shard
         for variable in variables
-        if (part := part_of(variable)) is not None
+        if (shard := shard_of(variable)) is not None
     }
     return list(found.values())
 
 
-def split_off_parts(
+def split_off_shards(
     variables: Iterable[Any],
-) -> tuple[list[Any], list[Part]]:
-    """Returns the variables that are whole, and the parts of the others."""
-    whole, parts = [], []
+) -> tuple[list[Any], list[Shard]]:
+    """Returns the variables that are whole, and the shards in the others."""
+    whole, shards = [], []
     for variable in variables:
-        if kind_of(variable) is not Kind.PART:
+        if kind_of(variable) is not Kind.SHARD:
             whole.append(variable)
-        elif (part := part_of(variable)) is not None:
-            parts.append(part)
-    return whole, parts
+        elif (shard := shard_of(variable)) is not None:
+            shards.append(shard)
+    return whole, shards
 
 
 def saved_value(variable: Any) -> np.ndarray:
     """Returns the value that a file has of an optimizer's variable."""
-    part = part_of(variable)
+    shard = shard_of(variable)
     # NumPy 2 warns of Keras's own `numpy`.
     return (
         np.asarray(tf.convert_to_tensor(variable))
-        if part is None
-        else part.whole()
+        if shard is None
+        else shard.whole()
     )
 
 
 def assign_saved(variable: Any, value: Any) -> None:
     """Assigns the value that a file has."""
-    part = part_of(variable)
-    if part is not None:
-        part.load(value)
+    shard = shard_of(variable)
+    if shard is not None:
+        shard.load(value)
     else:
         variable.assign(value)
 
 
 def share_loaded(
-    parts: Sequence[Part], root_rank: int, process_set: ProcessSet
+    shards: Sequence[Shard], root_rank: int, process_set: ProcessSet
 ) -> None:
-    """Gives all ranks their parts of what one rank has loaded.
+    """Gives all ranks their shards of the values that one rank has loaded.
 
-    Collective, and eager. What that rank has not loaded since its last step
-    does not change. See Note [Loaded on one rank].
+    Collective, and eager. A shard stays as it is if the root has made a step
+    since it loaded the value. See Note [Loaded on one rank].
 
     Raises:
-        RuntimeError: On every rank, if it has loaded a table, and is not rank
-            0.
-        ValueError: Other ranks share an optimizer's states.
+        RuntimeError: Raised on every rank if the root has loaded a table and is
+            not rank 0.
+        ValueError: An optimizer's states are sharded over other ranks.
     """
     shared = []
-    for part in parts:
-        if part.process_set is process_set:
-            shared.append(part)
-        elif part.optimizer is not None:
+    for shard in shards:
+        if shard.process_set is process_set:
+            shared.append(shard)
+        elif shard.optimizer is not None:
             raise ValueError(
-                f"The optimizer '{part.optimizer.name}' has shard_states=True: "
-                "its state can be broadcast among the ranks that share it "
-                "alone. Pass the same process_set as to DistributedOptimizer."
+                f"The optimizer '{shard.optimizer.name}' has shard_states=True "
+                "for other ranks than those of this broadcast. Pass the "
+                "process_set that DistributedOptimizer was given."
             )
     if not shared or shared[0].size == 1:
         return
     own = [
-        [has_loaded, part.loaded() is not None]
-        for part, has_loaded in zip(shared, _are_as_loaded(shared), strict=True)
+        [has_loaded, shard.loaded() is not None]
+        for shard, has_loaded in zip(
+            shared, _are_as_loaded(shared), strict=True
+        )
     ]
     of_ranks = gather_by_rank(
-        own, name="parts/has loaded", process_set=process_set
+        own, name="shards/has loaded", process_set=process_set
     )
-    for number, part in enumerate(shared):
+    for number, shard in enumerate(shared):
         has_loaded, keeps = of_ranks[root_rank][number]
         if has_loaded and keeps:
-            part.receive(root_rank)
-        elif has_loaded and root_rank != 0 and part.optimizer is None:
+            shard.receive(root_rank)
+        elif has_loaded and root_rank != 0 and shard.optimizer is None:
             if all(each[number][0] for each in of_ranks.values()):
                 continue  # Each rank has loaded by itself.
             raise RuntimeError(
-                f"Rank {root_rank} has loaded '{part.variable.path}', the "
+                f"Rank {root_rank} has loaded '{shard.variable.path}', the "
                 "rows of a ShardedEmbedding, and is not rank 0: it keeps its "
                 "rows alone, and cannot give the other ranks theirs. Load on "
                 "rank 0, or on every rank."
             )
 
 
-def _are_as_loaded(parts: Sequence[Part]) -> list[bool]:
-    """Tells for each part whether nothing has changed since the last load.
+def _are_as_loaded(shards: Sequence[Shard]) -> list[bool]:
+    """Tells for each shard whether its variable is as it was loaded.
 
-    A rank's part of a state may be empty. So of an optimizer's states none has
-    changed, or any may have.
+    An empty shard does not show whether the other ranks have changed theirs. A
+    step changes all states of an optimizer, so these are asked together.
     """
     unchanged: dict[int, bool] = {}
-    for part in parts:
-        owner = id(part.optimizer or part)
-        unchanged[owner] = unchanged.get(owner, True) and part.has_loaded()
-    return [unchanged[id(part.optimizer or part)] for part in parts]
+    for shard in shards:
+        owner = id(shard.optimizer or shard)
+        unchanged[owner] = unchanged.get(owner, True) and shard.has_loaded()
+    return [unchanged[id(shard.optimizer or shard)] for shard in shards]
