@@ -62,7 +62,7 @@ def needs_averages(callbacks: list[Any]) -> bool:
 
 
 def decides(callback: Any) -> bool:
-    """Tells whether it does something where a metric that it monitors says."""
+    """Tells whether a callback acts on a metric that it monitors."""
     return isinstance(
         callback,
         keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau,
@@ -70,7 +70,7 @@ def decides(callback: Any) -> bool:
 
 
 def looks_at_batches(callback: Any) -> bool:
-    """Tells whether it may want to stop before an epoch has ended."""
+    """Tells whether a callback may stop the training within an epoch."""
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         return True
     for name in _BATCH_HOOKS:
@@ -81,7 +81,7 @@ def looks_at_batches(callback: Any) -> bool:
 
 
 def written_by(callback: Any) -> list[str] | None:
-    """The kind of a writer, and where it writes to; None if it is none."""
+    """Returns a writer's class and path; None if a callback writes no file."""
     for kind, attribute in _WRITERS.items():
         # Older versions of Keras have no OrbaxCheckpoint.
         if isinstance(callback, getattr(keras.callbacks, kind, ())):
@@ -102,7 +102,7 @@ def backups(callbacks: list[Any]) -> list[Any]:
 
 
 def check_goes_with_shards(callbacks: list[Any], feature: str) -> None:
-    """Refuses callbacks that need all of the weights on a rank.
+    """Refuses callbacks that need the whole weights on one rank.
 
     Raises:
         NotImplementedError: The message names the callback and `feature`.

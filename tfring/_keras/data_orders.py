@@ -52,7 +52,7 @@ def draws_of(dataset: tf.data.Dataset) -> list[list[Any]]:
 
 
 def unordered_operations(dataset: tf.data.Dataset) -> list[str]:
-    """Returns the names of what orders elements by the speed of threads."""
+    """Returns the methods after which the speed of threads sets the order."""
     try:
         by_default = dataset.options().deterministic is False
         return [
@@ -121,7 +121,7 @@ def _upstream(dataset: Any) -> Iterator[Any]:
     """Yields a dataset, and all that its order depends on."""
     yield dataset
     if _is_stored(dataset):
-        return  # The order is that of the files, if they are there.
+        return  # Elements have the order of the files that were written.
     # A reader of files, or a dataset of TensorFlow 1, has another inside.
     for name in ("_impl", "_dataset"):
         if hasattr(dataset, name):
@@ -132,7 +132,7 @@ def _upstream(dataset: Any) -> Iterator[Any]:
 
 
 def _is_stored(dataset: Any) -> bool:
-    """Tells whether it is a `snapshot`, or a `cache` in files."""
+    """Tells whether a dataset is a `snapshot` or a `cache` in files."""
     place = getattr(dataset, "_filename", getattr(dataset, "_path", ""))
     return bool(place.numpy() if isinstance(place, tf.Tensor) else place)
 

@@ -69,7 +69,7 @@ def _seeds_in(function: Any) -> Iterator[list[int]]:
         nodes += inner.node_def
     for node in nodes:
         seed = [node.attr[name].i for name in ("seed", "seed2")]
-        if any(seed):  # Else TensorFlow draws one for each process.
+        if any(seed):  # TensorFlow replaces 0 by a seed of the process.
             yield seed
     for variable in function.variables:
         if is_seed(variable):

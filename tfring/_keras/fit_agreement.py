@@ -129,8 +129,8 @@ class Agreement(keras.callbacks.Callback):
         self._compare(facts, when, "beginning of an epoch")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Not earlier, because callbacks broadcast at the first batch. But later
-        # if the model has no variables yet.
+        # Weights are compared after the first batch, because callbacks
+        # broadcast before it. A model without variables is compared later.
         if not self._compared and has_variables(self.model):
             self._compared = True
             facts = self._state()
@@ -157,7 +157,8 @@ class Agreement(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._compared = True  # also by a rank that had no batch
+        # Ranks without a batch in this epoch take part in the comparison.
+        self._compared = True
         facts: dict[str, Any] = {
             "stop": self._wants_to_stop or self.model.stop_training
         }

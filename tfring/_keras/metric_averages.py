@@ -100,7 +100,7 @@ class MetricAverages(keras.callbacks.Callback):
         self.notes.on_test_end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # Also without logs, as other ranks may have some.
+        # A rank without logs takes part, because other ranks may have some.
         if not is_alone(self._process_set):
             with on_device(self.device):
                 self._average({} if logs is None else logs)
@@ -139,7 +139,7 @@ class MetricAverages(keras.callbacks.Callback):
 
         def value(name: str) -> Any:
             metric = name.removeprefix(prefix)
-            # Unless the logs have it from another source.
+            # A value that another callback has put into the logs stays.
             if metric in own and np.array_equal(own[metric], logs[name]):
                 return of_all[metric]
             return logs[name]

@@ -29,7 +29,7 @@ from tfring._state.optimizers import distributed_optimizers
 def make_train_function(
     keras_make: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Tells a model's optimizers of it, and warns of what is none of theirs."""
+    """Tells optimizers about their model, and warns if nothing reduces."""
     before = model.train_function
     for optimizer in distributed_optimizers(model):
         optimizer._found_in(model)
@@ -61,7 +61,7 @@ def _look_at(model: Any) -> None:
         model.train_function = train_function
         before = count_of_calls(), count_of_starts()
         result = train_function(*args)
-        # The first also in a process set of one rank.
+        # In a process set of one rank, reductions are called but not started.
         if (count_of_calls(), count_of_starts()) == before:
             warn_not_distributed(
                 f"the train_step of {type(model).__name__} reduces nothing, "

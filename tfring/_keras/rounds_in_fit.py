@@ -19,7 +19,7 @@ from tfring._state.kinds import rounds_among
 
 
 class RoundsInFit(keras.callbacks.Callback):
-    """Shows the common weights to validation and savers. The first callback.
+    """The first callback: shows the common weights to validation and savers.
 
     Args:
         saves_in_batches: True if a callback saves between epochs' ends.
@@ -57,7 +57,7 @@ class RoundsInFit(keras.callbacks.Callback):
         average_untrained(self.model)
 
     def _check_together(self, what: str) -> None:
-        """Refuses validation on some ranks, where it needs all of them.
+        """Refuses validation on some ranks alone if it needs all of them.
 
         Raises:
             RuntimeError: Some ranks validate while others end the epoch. It is
@@ -94,12 +94,12 @@ class RoundsInFit(keras.callbacks.Callback):
         self._shown.enter_context(shared_weights(self.model))
 
     def hide(self) -> None:
-        """Gives the model this rank's weights again, if it shows others."""
+        """Gives the model this rank's own weights again."""
         self._shown.close()
 
 
 class EndOfCallbacks(keras.callbacks.Callback):
-    """Called after all callbacks that load, or see the common weights."""
+    """The last callback: all others have loaded or seen the common weights."""
 
     def __init__(self, rounds: RoundsInFit) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from tfring._state.whole_states import whole_states
 
 
 def has_shards(optimizer: Any) -> bool:
-    """Tells whether it keeps a share of its states, built or not."""
+    """Tells whether an optimizer, built or not, has `shard_states=True`."""
     return isinstance(optimizer, WholeStates)
 
 
@@ -88,7 +88,7 @@ class GatherStates(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self._in_batches:
             return
-        # Asks a copy, because each call counts a batch.
+        # A copy of the saver is asked, because each call counts a batch.
         due = any(
             copy.copy(saver)._should_save_on_batch(batch)
             for saver in self._savers

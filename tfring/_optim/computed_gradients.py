@@ -43,13 +43,13 @@ class ComputedGradients:
         self._passes = passes
         self._average = average_passes
         self._has_computed = False
-        # Made in the first of several passes: how many there have been since
-        # the last update, and the sums.
+        # The number of passes since the last update, and their sums. Both are
+        # made in the first of several passes.
         self.counter: Any = None
         self._sums: _Gradients = []
 
     def averaged(self, pairs: Iterable[Any]) -> list[Any]:
-        """Returns pairs with averages; before the last pass with zeros.
+        """Returns pairs of averages; before the last pass, of zeros.
 
         Collective in the last pass.
         """
@@ -86,7 +86,7 @@ class ComputedGradients:
         Raises:
             ValueError: There are several passes, and `averaged` was not called.
         """
-        # An optimizer or a tape averages where it computes, in any program.
+        # Any optimizer or tape of the program may have averaged them.
         has_averaged = self._has_computed or count_of_calls() > 0
         if runtime.size() > 1 and not has_averaged:
             warn_not_distributed(
@@ -107,7 +107,7 @@ class ComputedGradients:
             count = self.counter.read_value()
 
         def after(done: Any) -> tf.Tensor:
-            # Eagerly it is None.
+            # In eager mode `apply` returns None.
             with tf.control_dependencies([done] if done is not None else []):
                 return tf.constant(True)
 
@@ -185,10 +185,10 @@ def _own_variable(value: Any, name: str) -> Any:
 
 
 def _check_initialized(variable: Any) -> list[Any]:
-    """Raises in a session of TensorFlow 1 in which it has no value."""
+    """Returns checks, for TensorFlow 1, that a variable is initialized."""
     with tf.init_scope():
         if tf.executing_eagerly():
-            return []  # It has had one since it was made.
+            return []  # An eager variable has a value from the start.
     check = tf.debugging.Assert(
         tf.compat.v1.is_variable_initialized(variable),
         [

@@ -10,7 +10,7 @@ from tfring._optim.computed_gradients import ComputedGradients
 
 
 def is_keras2_optimizer(optimizer: Any) -> bool:
-    """Tells whether it is one, and imports nothing."""
+    """Tells whether it is an optimizer of Keras 2, without an import of it."""
     return hasattr(optimizer, "apply_gradients") and any(
         each.__module__.partition(".")[0] == "tf_keras"
         for each in type(optimizer).__mro__
@@ -36,7 +36,7 @@ def distribute_keras2(
         {
             "__module__": base.__module__,
             "__doc__": base.__doc__,
-            # Not a method, which a partial is from Python 3.14 on.
+            # Python 3.14 makes a method of a `partial` that is an attribute.
             "_tfring_made_by": staticmethod(made_by),
         },
     )
@@ -56,10 +56,10 @@ class Keras2Distributed:
 
     @property
     def _agg_helper(self) -> ComputedGradients:
-        # By Horovod's name: its users look at the counter.
+        # Users of Horovod read the counter by this name.
         fields = self.__dict__
         if "_tfring_computed" not in fields:
-            # Past Keras's own way of setting attributes.
+            # Keras 2's own `__setattr__` is bypassed.
             fields["_tfring_computed"] = self._tfring_made_by()
         computed: ComputedGradients = fields["_tfring_computed"]
         return computed
@@ -87,7 +87,7 @@ class Keras2Distributed:
 
     @not_converted
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """For graphs of TensorFlow 1, by the older optimizers alone."""
+        """Averages in a graph of TensorFlow 1; for legacy optimizers."""
         base: Any = super()
         params = list(params)
         pairs = zip(base.get_gradients(loss, params), params, strict=True)
@@ -97,7 +97,7 @@ class Keras2Distributed:
     def apply_gradients(
         self, grads_and_vars: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Applies them; of several passes after the last, and counts all."""
+        """Applies gradients after the last of several passes; counts each."""
         base: Any = super()
         pairs = list(grads_and_vars)
         optimizer: Any = self

@@ -412,7 +412,8 @@ def _distributed(
     if is_keras2_optimizer(optimizer):
         return distribute_keras2(optimizer, computed, name=name)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # As in a file: `compile` puts a loss scale around the distributed one.
+    # A saved optimizer accumulates inside of the loss scale that `compile` has
+    # put around it.
     accumulates_inside = passes == inner.gradient_accumulation_steps
     _accumulate(inner if accumulates_inside else optimizer, passes)
     if name is not None:
@@ -447,7 +448,7 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             "inside it, if there is one"
         )
     elif optimizer.built:
-        # Its variables would have another order than after loading.
+        # A file has the accumulators at another place among the variables.
         problem = (
             "is built, without variables to accumulate in. Wrap it before its "
             "first use"

@@ -37,7 +37,7 @@ from tfring._state.weights import warn_if_not_broadcast
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
 else:
-    _Optimizer = object  # The class to come next is found in each instance's.
+    _Optimizer = object  # The Keras class comes next in each subclass's MRO.
 
 
 def distribute(
@@ -58,7 +58,7 @@ def distribute(
     """
     base: Any = type(optimizer)
     optimizer.__class__ = _distributed_class(base, mixin)
-    # Bypasses attribute tracking, which would treat variables in the options as
+    # Attribute tracking is bypassed: it would treat variables in the options as
     # the optimizer's own.
     optimizer.__dict__["_tfring_options"] = options
     optimizer.__dict__["_tfring_summed_passes"] = summed_passes
@@ -78,16 +78,16 @@ def accumulates_as_keras(base: type) -> bool:
 class Distributed(_Optimizer):
     """Mixed in before a Keras optimizer's class; see Note [One class]."""
 
-    # Not constructor arguments, so that configurations remain Keras's own; an
-    # optimizer made from one has these defaults.
+    # These are no constructor arguments, so that configurations remain Keras's
+    # own. An optimizer that is made from a configuration has these defaults.
     _tfring_options = GradientOptions()
     _tfring_summed_passes = 1
     _tfring_applied: Sequence[Any] = ()
     _tfring_paused = False
     # True while a `fit` compares the weights of the ranks.
     _tfring_is_watched = False
-    # Set for each class: True if Keras is sure to call `_clip_gradients`, the
-    # class before the exchange, and the mixin before that class.
+    # `_distributed_class` sets these: whether Keras is sure to call
+    # `_clip_gradients`, the plain optimizer's class, and the mixin before it.
     _tfring_follows_keras = False
     _tfring_base: Any = None
     _tfring_mixin: Any = None
@@ -108,7 +108,7 @@ class Distributed(_Optimizer):
     def _mark_variables(self) -> None:
         for each in with_inner(self):
             mark_states(each)
-        # Else gradients are averaged before they are accumulated.
+        # Accumulators are each rank's own if the average comes after them.
         if self._averages_accumulated():
             mark_accumulators(self)
 
@@ -140,10 +140,10 @@ class Distributed(_Optimizer):
         """Called before a step, outside of a LossScaleOptimizer's check."""
 
     def _end_step(self) -> None:
-        """Called after it, whether or not the check skipped the update."""
+        """Called after a step, also if the check has skipped the update."""
 
     def _found_in(self, model: Any) -> None:
-        """Called with the model that it trains, before the step is traced."""
+        """Called with each model that has it, before a step is traced."""
 
     def _offload(self, grads: Sequence[Any]) -> None:
         """Moves feature maps; after reductions, see Note [After reductions]."""
@@ -159,7 +159,7 @@ class Distributed(_Optimizer):
         Args:
             var: A variable that this optimizer trains.
         """
-        # The default options are the class's, and so of all such optimizers.
+        # The default options belong to the class: this optimizer needs its own.
         if "_tfring_options" not in self.__dict__:
             self.__dict__["_tfring_options"] = GradientOptions()
         self._tfring_options.local_variables.add(var)
@@ -167,7 +167,8 @@ class Distributed(_Optimizer):
     def _backend_apply_gradients(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> None:
-        # `_clip_gradients` needs the variables with a gradient. Untracked.
+        # `_clip_gradients` needs the variables with a gradient. Attribute
+        # tracking is bypassed.
         self.__dict__["_tfring_applied"] = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)
 
@@ -228,8 +229,8 @@ class Distributed(_Optimizer):
         return grads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keras copies and pickles an optimizer as it saves one, as its plain
-        # self. A copy that no longer averages would train silently.
+        # Keras would copy and pickle the plain optimizer, as it saves one. A
+        # copy that does not average would train each rank alone, silently.
         options = self._tfring_options
         if isinstance(options.groups, list) or options.local_variables:
             raise TypeError(
@@ -322,8 +323,7 @@ def _distributed_class(base: Any, mixin: Any) -> Any:
     )
     registered_name = keras.saving.get_registered_name(base)
     if keras.saving.get_registered_object(registered_name) is base:
-        # It is saved under the name of `base`, and this name still loads
-        # `base`.
+        # Both classes are saved under the name of `base`, which loads `base`.
         package, name = registered_name.split(">", maxsplit=1)
         keras.saving.register_keras_serializable(package, name)(distributed)
         keras.saving.get_custom_objects()[registered_name] = base

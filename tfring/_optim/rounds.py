@@ -69,7 +69,7 @@ _fits: list[RunningFit] = []
 
 
 def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
-    """Returns options for rounds. Collective for those within a host.
+    """Returns options for rounds. Collective if `within` is "host".
 
     Raises:
         NotImplementedError: Another option does not go with it.
@@ -108,7 +108,7 @@ def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
 
 
 def _check_reduces_no_gradients(kind: str, options: GradientOptions) -> None:
-    """Refuses options of a reduction of gradients where there is none.
+    """Refuses options for the reduction of gradients, which are not reduced.
 
     Raises:
         NotImplementedError: The message names the option.
@@ -141,7 +141,7 @@ def _checked_within(
             "process_set."
         )
     if sync.within == "host":
-        # All ranks add each set that is not part of the job yet.
+        # Adding a set is collective: all ranks add all sets.
         sets = [add_unless_known(ranks) for ranks in _ranks_of_hosts()]
         return next(each for each in sets if each.included())
     if not sync.within.included():
@@ -172,7 +172,7 @@ def _check_goes_with_gossip(options: GradientOptions) -> None:
 
 
 def _ranks_of_hosts() -> list[list[int]]:
-    """Returns each machine's ranks, on all ranks in one order. Collective."""
+    """Returns the ranks of each machine, in the same order on all ranks."""
     nodes = mpi_job.nodes_of(runtime.job().comm)
     return [
         [rank for rank, node in enumerate(nodes) if node == first]
@@ -184,12 +184,12 @@ class InRounds(Distributed):
     """Mixed in before a Keras optimizer's class; see the Notes above."""
 
     _tfring_round: Round | None = None
-    # Weak references to the models that have it.
+    # Weak references to the models that have this optimizer.
     _tfring_found_in: Sequence[Callable[[], Any]] = ()
 
     @property
     def outer_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The optimizer of DiLoCo's meetings; None before the model is built.
+        """The outer optimizer of DiLoCo; None before this optimizer is built.
 
         Keras saves its state with this optimizer's, as it is an attribute, and
         loads it where this optimizer trains in rounds.
@@ -231,13 +231,13 @@ class InRounds(Distributed):
 
     def _begin_rounds(self) -> None:
         if self._tfring_round is None:
-            # Bypasses attribute tracking.
+            # Attribute tracking is bypassed.
             gossips = isinstance(self._tfring_options.sync, Gossip)
             self.__dict__["_tfring_round"] = (
                 GossipRound(self) if gossips else RoundFromBase(self)
             )
             if self.outer_optimizer is not None:
-                # A checkpoint may have been restored before.
+                # A checkpoint may have been restored before it was made.
                 self._handle_deferred_dependencies(
                     "outer_optimizer", self.outer_optimizer
                 )
@@ -317,7 +317,7 @@ class InRounds(Distributed):
                 "train apart. Leave one of the two out."
             )
         options = self._tfring_options
-        if traced_for_xla():  # which reduces no others
+        if traced_for_xla():  # XLA has no tf.IndexedSlices.
             options = dataclasses.replace(options, sparse_as_dense=True)
         present = [
             i

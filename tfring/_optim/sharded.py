@@ -117,7 +117,7 @@ class Sharded(WholeStates, Distributed):
                     "Leave shard_states out."
                 )
         if not self.built:
-            # Bypasses attribute tracking.
+            # Attribute tracking is bypassed.
             self.__dict__["_tfring_layout"] = Layout(
                 variables, self._tfring_options
             )
@@ -145,8 +145,8 @@ class Sharded(WholeStates, Distributed):
                 reference_variable, name=name, initializer=initializer
             )
         share = reference_variable
-        # The name that the plain optimizer's variable has: a tree of the
-        # model's state has it as a key.
+        # The variable has the name of the plain optimizer's variable, because
+        # a tree of the model's state has names as keys.
         of_variable = self._tfring_layout.names[share.index]
         for separator in "/:":
             of_variable = of_variable.replace(separator, "_")
@@ -235,7 +235,7 @@ class Sharded(WholeStates, Distributed):
         grads, variables = self._filter_empty_gradients(grads, variables)
         self._check_step(variables)
         layout = self._tfring_layout
-        # A gradient, or None, for each variable of the layout.
+        # The layout has an entry for each variable; None means no gradient.
         of_all: list[Any] = [None] * len(layout.variables)
         for grad, variable in zip(grads, variables, strict=True):
             of_all[layout.index_of(variable)] = grad
@@ -257,7 +257,7 @@ class Sharded(WholeStates, Distributed):
         layout = self._tfring_layout
         if isinstance(applied[0], Share):
             shared = list(zip(applied, grads, strict=True))
-        elif self._tfring_paused:  # They have been averaged.
+        elif self._tfring_paused:  # LossScaleOptimizer gives averages.
             owned = [layout.shares[layout.index_of(v)] for v in applied]
             shared = [
                 (share, share.of(grad))

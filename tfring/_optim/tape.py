@@ -209,8 +209,8 @@ def _check_tape(gradtape: Any) -> None:
 
 
 class _DistributedGradientTape:
-    # Not a subclass: tf.GradientTape.jacobian calls self.gradient in a
-    # vectorised loop, where nothing may be reduced.
+    # This class is no subclass of tf.GradientTape, whose `jacobian` calls
+    # `self.gradient` in a vectorised loop, where nothing can be reduced.
 
     def __init__(self, tape: tf.GradientTape, options: GradientOptions) -> None:
         self._tape = tape

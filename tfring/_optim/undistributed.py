@@ -18,7 +18,7 @@ def warn_not_distributed(
     remedy: str = "Compile the model with "
     "tfring.DistributedOptimizer(optimizer); load it with tfring.load_model.",
 ) -> None:
-    """Warns of it once in a process, on several ranks."""
+    """Warns of a problem on all ranks; only once in a process."""
     global _warned
     if _warned:
         return

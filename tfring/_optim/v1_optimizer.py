@@ -32,7 +32,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
         self._computed = computed
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # while it is copied
+        if name == "_optimizer":  # A copy that is being made has none yet.
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
@@ -51,7 +51,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Applies them by the inner optimizer; after the last pass alone."""
+        """Has the inner optimizer apply gradients after the last pass."""
         pairs = list(grads_and_vars)
         return self._computed.apply(
             pairs,

@@ -227,8 +227,8 @@ def _broadcast(
     values = [_as_supported(variable) for variable in variables]
     buckets = cut_into_buckets(values, runtime.fusion_threshold_bytes())
     for number, bucket in enumerate(buckets):
-        # Each is assigned before the next starts: a large model is not held
-        # twice.
+        # A bucket is assigned before the next one starts, so that a large
+        # model is not in memory twice.
         started = chains.start_broadcast(
             [values[i] for i in bucket],
             request_name=request_name and f"{request_name}/{number}",

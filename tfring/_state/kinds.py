@@ -78,7 +78,7 @@ def mark_states(optimizer: Any) -> None:
 
 
 def mark_accumulators(optimizer: Any) -> None:
-    """Notes which of its variables are sums over each rank's own batches."""
+    """Notes an optimizer's sums of gradients of each rank's own batches."""
     for accumulator in optimizer._accumulated_gradients:
         record_of(accumulator).accumulated_by = optimizer
 
@@ -92,7 +92,7 @@ def rounds_of(variable: Any) -> tuple[Any, ...]:
 
 
 def open_round_of(variable: Any) -> Any:
-    """The round, if any, whose steps have set the ranks apart. Eager."""
+    """Returns the round in which the ranks differ now, or None. Eager."""
     open_rounds = (r for r in rounds_of(variable) if r.is_between_meetings())
     return next(open_rounds, None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load_if_saved(outer: Any) -> None:
-    """Has an outer optimizer begin anew where a file has no state of it.
+    """Lets an outer optimizer start fresh if a file has no state of it.
 
     A file of a training without rounds has none, and Keras would warn that it
     skips variables, although all weights and momenta are loaded.
@@ -31,5 +31,5 @@ def load_if_saved(outer: Any) -> None:
                 stacklevel=2,
             )
 
-    # Untracked by Keras.
+    # Attribute tracking is bypassed.
     outer.__dict__["load_own_variables"] = load_own_variables

@@ -57,14 +57,14 @@ class Round(abc.ABC):
         self.process_set = options.process_set
         self._every = options.sync.every * batches
         self.begins_at = options.sync.start * batches
-        # With them Keras replaces the weights at the end of `fit`.
+        # With `use_ema` Keras replaces the weights at the end of `fit`.
         self._has_own_averages = any(
             each.use_ema for each in with_inner(optimizer)
         )
         self._optimizer = optimizer
         with tf.init_scope():
-            # How many steps there have been, and how many since the ranks had
-            # the same weights.
+            # The number of all steps, and of those since the ranks had the same
+            # weights.
             self._calls = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
         self.state: list[Any] = [self._calls, self._steps]
@@ -73,12 +73,13 @@ class Round(abc.ABC):
             for variable in optimizer._trainable_variables
             if variable not in options.local_variables
         ]
-        # Their layers may be built later.
+        # Moving statistics; `_find_statistics` adds those of layers that are
+        # built later.
         self._statistics: list[Any] = []
         self._take_over()
 
     def _take_over(self) -> None:
-        """Unmarks the rounds of optimizers that this round's one has replaced.
+        """Removes the notes of optimizers that this one has replaced.
 
         All of their weights are now in this round.
         """
@@ -97,7 +98,7 @@ class Round(abc.ABC):
         )
 
     def forget_local_variables(self) -> None:
-        """Leaves variables to each rank that have just become local."""
+        """Removes variables that have just become local."""
         for variable in list(self._weights):
             if variable in self._options.local_variables:
                 self._weights = [w for w in self._weights if w is not variable]
@@ -110,7 +111,7 @@ class Round(abc.ABC):
     def begin_step(self) -> None:
         """Called before each step."""
         self._find_statistics()
-        # A training that continues from a file is past the first steps.
+        # A training that continues from a file has made its first steps.
         iterations = tf.cast(value_of(self._optimizer._iterations), tf.int64)
         self._calls.assign(tf.maximum(self._calls, iterations))
 
@@ -155,11 +156,11 @@ class Round(abc.ABC):
 
     @abc.abstractmethod
     def common_value(self, variable: Any) -> Any:
-        """Returns a variable with what all ranks have of one; None if none."""
+        """Returns a variable with the common value of another, or None."""
 
     @abc.abstractmethod
     def _values_to_show(self) -> Sequence[Any]:
-        """Returns what all ranks have of the variables."""
+        """Returns the variables' values that all ranks have in common."""
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -220,7 +221,7 @@ class Round(abc.ABC):
         ]
 
     def _marked(self, variable: Any) -> Any:
-        # Read by code that compares or broadcasts it.
+        # Comparisons and broadcasts of the variable read this note.
         record_of(variable).rounds += (self,)
         return variable
 
@@ -363,5 +364,5 @@ def constrained(variable: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _same_bits(one: tf.Tensor, other: tf.Tensor) -> bool:
-    # NaNs are equal to themselves so.
+    # By their bits NaNs are equal to themselves.
     return bool(one.numpy().tobytes() == other.numpy().tobytes())

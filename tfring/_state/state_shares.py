@@ -58,7 +58,7 @@ class WholeStates(_Optimizer):
             self._assign_whole(values)
 
     def _cut_known_anew(self) -> None:
-        """Cuts the whole values that this rank knows, without any other rank.
+        """Shards the whole values that this rank has, without communication.
 
         Raises:
             RuntimeError: This rank knows only a shard.
@@ -101,7 +101,7 @@ class WholeStates(_Optimizer):
             assign_saved(variable, value)
 
     def _take_whole(self, values: Sequence[Any]) -> None:
-        """Assigns whole values; cuts shares anew if the ranks have changed."""
+        """Assigns whole values; shards again if the ranks have changed."""
         if self._is_for_other_ranks():
             self._cut_anew(values)
         else:
@@ -109,7 +109,7 @@ class WholeStates(_Optimizer):
 
     def _is_for_other_ranks(self) -> bool:
         layout = self._tfring_layout
-        # After the job the shares stay as they are.
+        # Shards stay as they are after the job has ended.
         return runtime.is_initialized() and (
             (layout.rank, layout.size) != place_in(layout.options)
         )
@@ -141,12 +141,12 @@ class WholeStates(_Optimizer):
         if isinstance(child, Sequence) and child and shard_of(child[0]):
             number_of = {id(v): i for i, v in enumerate(self._variables)}
             numbers = [number_of.get(id(each)) for each in child]
-            if None not in numbers:  # Else the shares have been cut anew.
+            if None not in numbers:  # A replaced list has other variables.
                 return self._list_of(numbers)
         return child
 
     def _list_of(self, numbers: Iterable[Any]) -> _List:
-        # The same objects each time, because a checkpoint compares identities.
+        # Each call returns the same objects: a checkpoint compares identities.
         made = self.__dict__.setdefault("_tfring_trackables", {})
         key = tuple(numbers)
         if key not in made:
@@ -187,17 +187,17 @@ class _WholeVariable(_Trackable):
         self._shard = shard
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # Also called when a checkpoint is restored, which needs no value.
+        # TensorFlow also calls this to restore, which needs no value.
         name = "VARIABLE_VALUE"
         dtype = tf.as_dtype(self._shard.variable.dtype)
         return {name: SaveSpec(self._value, "", name, dtype, "CPU:0")}
 
     def _value(self) -> tf.Tensor:
-        with tf.init_scope():  # TensorFlow traces saving.
+        with tf.init_scope():  # TensorFlow saves in a traced function.
             return tf.constant(self._shard.whole())
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # TensorFlow traces restoring, too.
+        # TensorFlow restores in a traced function, too.
         return tf.py_function(
             self._shard.load, list(restored_tensors.values()), []
         )

@@ -168,7 +168,7 @@ def warn_if_not_broadcast(
         if not tf.executing_eagerly():  # a graph of TensorFlow 1
             return
         if not all(_has_value(variable) for variable in shared):
-            return  # made in this trace; there will be another
+            return  # This trace makes the variables; another will follow.
         mark_compared(shared, process_set)
         difference = compare_weights(
             shared, name="weights before their update", process_set=process_set

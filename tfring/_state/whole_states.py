@@ -77,7 +77,7 @@ def average_all_accumulated(variables: Sequence[Any]) -> None:
         process_set = owner._tfring_options.process_set
         in_round = getattr(owner, "_tfring_round", None)
         if in_round is not None and in_round.has_begun():
-            continue  # The ranks train apart.
+            continue  # Within a round each rank keeps its own accumulators.
         if process_set.included() and not is_alone(process_set):
             average_accumulators(
                 owner,
@@ -127,7 +127,7 @@ def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
 
 
 def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
-    """Cuts shares anew, if the ranks have changed.
+    """Shards states again for the current ranks, if these have changed.
 
     Args:
         optimizer: Any optimizer, or a model.
