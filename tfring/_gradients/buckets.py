@@ -77,7 +77,7 @@ def cut_into_buckets(
     if first_limit_bytes is None:
         first_limit_bytes = limit_bytes
     buckets: list[_Bucket] = []
-    # The bucket of each dtype that may still grow.
+    # For each dtype, the bucket that further tensors are added to.
     growing: dict[tf.DType, _Bucket] = {}
     for index, tensor in enumerate(tensors):
         nbytes = _static_bytes(tensor, wire_dtype(tensor.dtype))

@@ -95,7 +95,7 @@ def gradient_options(
         ValueError: An argument has an invalid value.
     """
     check_is_process_set(function, process_set)
-    process_set.size()  # raises if it is not part of the job
+    process_set.size()  # Raises if the set is not part of the job.
     if not isinstance(op, ReduceOp):
         raise TypeError(
             f"{function}: op must be tfring.Average, tfring.Sum or "

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-# By `id`; Keras variables cannot be in a set, as `==` compares their values.
+# The keys are `id`s: Keras variables cannot be in a set, because their `==`
+# compares values.
 _row_shards: weakref.WeakValueDictionary[int, Any] = (
     weakref.WeakValueDictionary()
 )
@@ -16,7 +17,7 @@ _row_shards: weakref.WeakValueDictionary[int, Any] = (
 
 def inner_variable(variable: Any) -> Any:
     """Returns TensorFlow's variable inside a Keras variable, or `variable`."""
-    # Not `value`, which may be cast, in a scope of mixed precision.
+    # `value` may be cast, in a scope of mixed precision; `_value` is not.
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
@@ -53,7 +54,8 @@ class LocalVariables:
         self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()
     ) -> None:
         self._layers = list(layers)
-        self._variables = list(variables)  # held, so that no key is used again
+        # Variables are held, so that no other gets the same id.
+        self._variables = list(variables)
 
     def __bool__(self) -> bool:
         return bool(self._layers or self._variables)
@@ -76,7 +78,7 @@ def checked_layers(function: str, layers: Any) -> list[Any]:
     if not isinstance(layers, Sequence):
         layers = [layers]
     for layer in layers:
-        # No check of the class: Keras 2's layers are of another one.
+        # The class is not checked, because layers of Keras 2 have another one.
         if not hasattr(layer, "trainable_variables"):
             raise ValueError(
                 f"{function}: local_layers must be Keras layers, got "

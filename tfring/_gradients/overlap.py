@@ -78,7 +78,7 @@ class Backpropagation:
                 not tf.is_symbolic_tensor(gradient)
                 or gradient.graph is not self._graph
             ):
-                return -1  # It comes from outside, and is ready at once.
+                return -1  # A tensor from outside is ready at once.
             return position_of[gradient.op.name]
 
         return sorted(last_first, key=position)
@@ -96,8 +96,8 @@ class Backpropagation:
         ):
             return
         needed_by = self._needed_by(starts)
-        # Each operation that may have to wait, its number, and the inputs that
-        # an earlier start needs.
+        # The operations that may have to wait, with their number and those
+        # inputs that an earlier start needs.
         waiting: list[tuple[tf.Operation, int, list[int]]] = []
         for operation in self._operations:
             number = needed_by.get(operation.name, len(starts))
@@ -129,7 +129,8 @@ class Backpropagation:
                     continue
                 key = inputs[i].name, number
                 if key not in passed:
-                    # On the tensor's device, with no other control dependency.
+                    # The identity runs on the tensor's device, and depends on
+                    # nothing else.
                     with (
                         tf.control_dependencies(None),
                         tf.device(inputs[i].device or None),
@@ -137,7 +138,8 @@ class Backpropagation:
                         passed[key] = chains.after_start(
                             inputs[i], starts[number - 1]
                         )
-                # Private, but TensorFlow's own control flow uses it.
+                # The function is private, but TensorFlow's own control flow
+                # uses it.
                 operation._update_input(i, passed[key])
 
     def _needed_by(self, starts: Sequence[Started]) -> dict[str, int]:
@@ -163,7 +165,8 @@ class Backpropagation:
     ) -> Callable[[tf.Operation, tf.Operation], bool]:
         """Returns a predicate: a named operation leads to another operation."""
         bit_of = {name: 1 << i for i, name in enumerate(names)}
-        before: dict[str, int] = {}  # the bits of what leads to an operation
+        # A bit for each operation that leads to this one.
+        before: dict[str, int] = {}
         for operation in self._operations:
             bits = 0
             for other in (

@@ -69,8 +69,9 @@ from tfring._ops.ordering import (
 
 _Gradient = Any  # tf.Tensor | tf.IndexedSlices
 
-# Factors must have at most one element for so many of the matrix: for less, the
-# second round and the arithmetic cost more than is saved.
+# A matrix is compressed if it has at least this many elements for each element
+# of its factors. Otherwise the second round and the arithmetic cost more than
+# they save.
 _LEAST_SAVING = 2
 # No gradient has this index.
 _FLAG_INDEX = -1
@@ -92,7 +93,7 @@ class _Reduce(Protocol):
 class _State:
     """The variables of one matrix, which Keras does not know."""
 
-    variable: Any  # held, so that its key is not used again
+    variable: Any  # The variable is held, so that no other gets its key.
     error: ResourceVariable
     right: ResourceVariable
 
@@ -139,10 +140,11 @@ class LowRank:
     """
 
     def __init__(self, compression: PowerSGD) -> None:
-        # Not the object, which is a weak key of `_of_tapes`.
+        # `compression` is not kept: it is a weak key of `_of_tapes`, whose
+        # value this object is.
         self._rank, self._start = compression.rank, compression.start
         self._states: dict[Any, _State] = {}
-        self._steps: Any = None  # a variable, which counts up to `start`
+        self._steps: Any = None  # A variable counts the steps up to `start`.
         self.loss_scale: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -213,7 +215,8 @@ class LowRank:
         keys = set()
         for each in ready:
             key = variable_key(each.variable)
-            # A tape may be given a source twice, and its error counts once.
+            # A tape may have been given a source twice; the error is added
+            # once.
             if key not in keys and self._is_worth_it(each):
                 keys.add(key)
                 state = self._states.get(key) or self._new_state(each)
@@ -245,14 +248,14 @@ class LowRank:
         device = inner_variable(ready.variable).device
         with tf.init_scope(), tf.device(device):
             error = tf.zeros([rows, columns], dtype)
-            # The same on all ranks, for results that do not depend on chance.
+            # All ranks draw the same matrix, and the same in each run.
             right = tf.random.stateless_normal(
                 [self._rank, columns], [ready.index, columns], dtype=dtype
             )
             return _State(
                 ready.variable,
-                # Not tf.Variable: a tf.function lets only its first trace make
-                # one, and a later trace may have other variables to train.
+                # A tf.function lets only its first trace make a tf.Variable,
+                # and a later trace may have other variables to train.
                 ResourceVariable(error, trainable=False),
                 ResourceVariable(right, trainable=False),
             )
@@ -277,7 +280,7 @@ class LowRank:
         return error * tf.cast(self.loss_scale, error.dtype)
 
 
-# The state of tapes, which are new in each step.
+# Tapes are new in each step, so their state belongs to the compressor.
 _of_tapes: weakref.WeakKeyDictionary[PowerSGD, LowRank] = (
     weakref.WeakKeyDictionary()
 )
@@ -299,7 +302,7 @@ def _unless_first(
     def whole() -> list[tf.Tensor]:
         gradients = [each.ready for each in matrices.values()]
         results = reduce(gradients, name="gradients/whole")
-        # A conditional orders its own chains alone.
+        # The chains inside of a conditional are ordered among themselves alone.
         return [*results, handle_before(None)]
 
     results: list[tf.Tensor]
@@ -320,15 +323,17 @@ def _keep_right(state: _State, right: tf.Tensor, is_finite: tf.Tensor) -> None:
 
 def _orthonormal(lefts: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
     """Returns orthonormal columns that span at least those of each factor."""
-    # One operation for each shape: XLA takes a third of a second to compile it.
+    # Matrices of one shape share an operation: XLA takes a third of a second to
+    # compile each.
     alike = collections.defaultdict(list)
     for i, left in lefts.items():
         alike[left.dtype, tuple(left.shape)].append(i)
     result: dict[int, tf.Tensor] = {}
     for indices in alike.values():
         stacked = _scaled(tf.stack([lefts[i] for i in indices]), axis=1)
-        # By Householder's reflections: columns may well depend on each other,
-        # and Gram-Schmidt would then give columns that are not orthogonal.
+        # The columns are made orthogonal by Householder's reflections. Columns
+        # may depend on each other, and Gram-Schmidt would then give columns
+        # that are not orthogonal.
         orthonormal = tf.unstack(tf.linalg.qr(stacked).q, len(indices))
         result.update(zip(indices, orthonormal, strict=True))
     return result

@@ -134,7 +134,7 @@ def reduce_shared_gradients(
 
 def for_this_compiler(options: GradientOptions) -> GradientOptions:
     """Returns options that are possible under XLA, where it compiles."""
-    if traced_for_xla():  # which has static shapes
+    if traced_for_xla():  # XLA has static shapes.
         return dataclasses.replace(options, sparse_as_dense=True)
     return options
 
@@ -205,7 +205,7 @@ def _prepare(
     with on_device(options.device_dense):
         tensor = made_dense(gradient, variable, name)
         if not travels and compression is not Compression.none:
-            # No compressor is called, which may make another dtype.
+            # A compressor is not called, because it may make another dtype.
             return Ready(index, variable, name, Kind.DENSE, tensor)
         value, context = compress("gradients", compression, tensor)
         checked_tensor("gradients", value)
@@ -374,7 +374,8 @@ def _group_numbers(
     variables: Sequence[Any], groups: int | Sequence[Sequence[Any]]
 ) -> list[int]:
     """Returns the number of each variable's group."""
-    if isinstance(groups, int):  # parts of equal length, in backward order
+    # The groups have equal lengths, in backward order.
+    if isinstance(groups, int):
         return [i * groups // len(variables) for i in range(len(variables))]
     number_of = {
         variable_key(variable): number

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfring._core.process_sets import ProcessSet
 from tfring._ops.ordering import outermost_graph
 
-# By graph and process set, how many names. Not in a collection of the graph: a
-# saver writes those.
+# The number of names that are taken, by graph and process set. A collection of
+# the graph would be written by savers.
 _taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -32,7 +32,8 @@ def request_names_of(
     if tf.executing_eagerly():
         first = 0  # Each call has ended before the next one begins.
     else:
-        # Another rank of the set may be in other sets besides.
+        # Names are counted for each set: other ranks of the set may be in other
+        # sets, too.
         taken = _taken.setdefault(outermost_graph(), collections.Counter())
         first = taken[process_set.process_set_id]
         taken[process_set.process_set_id] += count

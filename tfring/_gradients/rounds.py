@@ -145,7 +145,7 @@ class DiLoCo(Rounds):
         """Returns a new optimizer with the settings of `outer`."""
         if self.outer is None:
             return keras.optimizers.SGD(0.9, momentum=0.7, nesterov=True)
-        # Several optimizers may share one description.
+        # Each optimizer gets a copy, because several may share one description.
         return type(self.outer).from_config(self.outer.get_config())
 
 

@@ -61,7 +61,7 @@ def scatter_gradients(
         ]
 
     ready = {i: position for position, i in enumerate(order)}
-    # Sorted by the time the last gradient of a bucket becomes ready.
+    # Buckets are sent in the order in which their last gradients become ready.
     buckets = sorted(
         (b for b in layout.buckets if any(i in ready for i in b.indices)),
         key=lambda b: max(ready.get(i, -1) for i in b.indices),

@@ -75,7 +75,7 @@ def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
     counts = [math.prod(shape) for shape in shapes]
     loads = [0] * size
     cuts = {}
-    # Large variables first: the small ones then balance the loads.
+    # Large variables come first, so that the small ones balance the loads.
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
         if size > 1 and counts[i] >= _LEAST_PART * size:
             part = _aligned(-(-counts[i] // size))
@@ -163,7 +163,7 @@ class Bucket:
     ) -> None:
         self.indices = indices
         self.dtype = dtype
-        self._cuts = cuts  # of all variables
+        self._cuts = cuts  # The cuts of all variables.
         self._rank, self._size = rank, size
         self._large = [
             i for i in indices if cuts[i].part > 0 and cuts[i].count >= _LARGE
@@ -171,7 +171,7 @@ class Bucket:
         self._shared_out = [
             i for i in indices if cuts[i].part > 0 and cuts[i].count < _LARGE
         ]
-        # One list for each rank: the variables that it has whole.
+        # For each rank, the variables that it has whole.
         self._whole = [
             [i for i in indices if cuts[i].part == 0 and cuts[i].owner == rank]
             for rank in range(size)
@@ -215,7 +215,8 @@ class Bucket:
             for i, place in self._places(self._rank):
                 begin, end = self._cuts[i].range_of(self._rank)
                 result[i] = row[place : place + end - begin]
-        for i in self.indices:  # Other ranks have the rest whole.
+        # Other ranks have the remaining variables whole.
+        for i in self.indices:
             result.setdefault(i, tf.zeros([0], self.dtype))
         return result
 
@@ -280,7 +281,8 @@ class Bucket:
         """Returns a tensor of a variable's shape, with this rank's part."""
         cut = self._cuts[i]
         begin, end = cut.range_of(self._rank)
-        if traced_for_xla():  # The variable's own memory.
+        # XLA writes the share into the variable's own memory.
+        if traced_for_xla():
             return native.ops().tfring_write_share(
                 whole=tf.convert_to_tensor(variable), share=part, begin=begin
             )
@@ -337,11 +339,12 @@ class Layout:
         return index
 
     def _indices_of_buckets(self) -> list[list[int]]:
-        # Backward: the last variables have their gradients first.
+        # The last variables come first, as their gradients do.
         order = [
             i
             for i in reversed(range(len(self.variables)))
-            if 0 not in tuple(self.variables[i].shape)  # They are not sent.
+            # Empty variables are not sent.
+            if 0 not in tuple(self.variables[i].shape)
         ]
         variables = [self.variables[i] for i in order]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]

@@ -150,7 +150,8 @@ def allreduce(
                 runtime.job_number(),
             )
         except (AttributeError, TypeError):
-            request = None  # Invalid or unhashable, as a compressor may be.
+            # A compressor may be unhashable, and an argument may be invalid.
+            request = None
         if request is not None:
             if name is not None:
                 request += checked_name("allreduce", name, ignore_name_scope)
@@ -204,7 +205,7 @@ def allreduce(
 # repeated. If only the reduction has to be done, it is one operation.
 
 
-# Typed, because Decimal(2) equals 2.0 but is not a valid factor.
+# The cache is typed, because Decimal(2) equals 2.0 and is no valid factor.
 @functools.lru_cache(maxsize=1000, typed=True)
 def _nameless_request(
     dtype: tf.DType,
@@ -223,7 +224,7 @@ def _nameless_request(
     Returns:
         None, if there is more to do, or something is wrong.
     """
-    del job, process_set_id  # If these change, the checks are repeated.
+    del job, process_set_id  # The checks are repeated if one of these changes.
     try:
         check_process_set("allreduce", process_set)
         compression = checked_compression("allreduce", compression, process_set)

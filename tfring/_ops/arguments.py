@@ -138,7 +138,7 @@ def check_root_rank(
 
 
 def checked_factor(function: str, value: Any) -> float:
-    if type(value) is float:  # nearly always, and soon known
+    if type(value) is float:  # The usual case, which is known at once.
         return value
     if not isinstance(value, numbers.Real):
         raise TypeError(
@@ -170,7 +170,7 @@ def check_process_set(function: str, process_set: Any) -> None:
         is_included = process_set.included()
     except NotInitializedError:
         raise
-    except ValueError as error:  # It is not part of the job.
+    except ValueError as error:  # The set is not part of the job.
         raise InvalidArgumentError(f"{function}: {error}") from None
     if not is_included:
         raise InvalidArgumentError(

@@ -247,7 +247,8 @@ def _reduction_attributes(
     """The attributes that the operations of all reductions have."""
     return {
         "reduce_op": op.value,
-        # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
+        # The attribute is text, which keeps all 64 bits; see `DoubleAttribute`
+        # in tf/request.cc.
         "prescale_factor": repr(float(prescale_factor)),
         "postscale_factor": repr(float(postscale_factor)),
     }
@@ -281,7 +282,7 @@ def _start(
         process_set_id=checked_id(process_set),
         **own,
     )
-    # In place it has buffers besides its handle.
+    # A start in place returns its buffers, too.
     tensors, handle = (
         result if isinstance(result, tuple) else (own.get("x", ()), result)
     )

@@ -257,9 +257,10 @@ class PowerSGD:
                 )
 
 
-# A subclass, as Horovod's are passed, or an instance, which can have a state.
+# A compressor is a class with static methods, as in Horovod, or an instance,
+# which can have a state.
 AnyCompressor = type[Compressor] | Compressor
-# Of gradients.
+# Gradients can also be compressed by PowerSGD.
 AnyCompression = AnyCompressor | PowerSGD
 
 

@@ -60,7 +60,8 @@ def checked_device(function: str, argument: str, device: Any) -> str:
 
 def on_device(device: str) -> AbstractContextManager[Any]:
     """Returns a scope that places operations; '' leaves it to TensorFlow."""
-    if not device or traced_for_xla():  # XLA has one device for all it compiles
+    # XLA compiles everything for one device.
+    if not device or traced_for_xla():
         return nullcontext()
     scope: AbstractContextManager[Any] = tf.device(device)
     return scope

@@ -24,7 +24,8 @@ def gather_json(
     gathered = allgather(
         tf.constant(np.frombuffer(line, np.uint8)),
         name=name,
-        # The scope may be an optimizer's, which Keras numbers by process.
+        # A name scope may be an optimizer's, whose number differs between
+        # ranks.
         ignore_name_scope=True,
         process_set=process_set,
     )

@@ -117,11 +117,11 @@ def _broadcast_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("TfringAllgatherDone")
 def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
-    gradients = gradients[:-1]  # contributors have none
+    gradients = gradients[:-1]  # The list of contributors has no gradient.
     inputs = op.inputs[: len(gradients)]
     means = _allreduce(op, gradients, reduce_op=ReduceOp.Average)
-    # A row for each rank that has not joined: the rank, and the number of its
-    # rows in each result.
+    # `contributors` has a row for each rank that has not joined: the rank, and
+    # the number of its rows in each result.
     rank = _process_set(op).rank()
     own_rows = [tf.shape(tensor, tf.int64)[0] for tensor in inputs]
     ranked = tf.stack([tf.constant(rank, tf.int64), *own_rows])[tf.newaxis]
@@ -204,7 +204,7 @@ def _request(op: Any, tensors: Sequence[tf.Tensor]) -> chains.Common:
 def _gradient_name(op: Any) -> str:
     name = _text_attr(op, "request_name")
     if not name:
-        return ""  # Eager, as the op was.
+        return ""  # The op was eager, and so is its gradient.
     name += "/gradient"
     if tf.executing_eagerly():
         return name

@@ -15,7 +15,7 @@ import tensorflow as tf
 class Request:
     """The tensors of one dtype, as `chains.start_*` takes them."""
 
-    positions: list[int]  # in the list of all tensors
+    positions: list[int]  # Their indices in the list of all tensors.
     tensors: list[tf.Tensor]
     request_name: str
     tensor_names: list[str]

@@ -19,7 +19,8 @@ from tfring._ops.reductions import ReduceOp
 
 _LOWER = 0xFFFFFFFF
 
-# 49 * (1.0 / 49) is a little less than 1, and means 1; as in cpu_loops.h.
+# 49 * (1.0 / 49) is a little less than 1, and counts as 1; cpu_loops.h does the
+# same.
 _FORGIVEN = 2.0**-51
 
 
@@ -49,8 +50,9 @@ class Reduction:
         self._factors = prescale_factor, postscale_factor
         self._dtypes = [tensor.dtype for tensor in tensors]
         self._rank_count = rank_count
-        self._counts: list[int] = []  # of each tensor
-        # The tensors to send in their place.
+        # The number of tensors that each tensor is sent as.
+        self._counts: list[int] = []
+        # The tensors that are sent.
         self.tensors: list[tf.Tensor] = []
         self.names: list[str] = []
         for tensor, name in zip(tensors, names, strict=True):

@@ -191,7 +191,7 @@ def allgather_object(
 
     with _graph(session):
         data, error = _pickled(obj)
-        # With its rank: none of a rank that has joined is among them.
+        # The rank is sent, too, because ranks that have joined send nothing.
         own = np.array([[runtime.rank(), _size(data, error)]], np.int64)
         ranks, sizes = gathered(own, "size").T
         if error is not None:
@@ -210,7 +210,8 @@ def allgather_object(
 def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
     try:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
-    except Exception as error:  # Pickle, and any object's own, raise all kinds.
+    # Pickling runs the object's own code, which may raise anything.
+    except Exception as error:
         failure = error
     with contextlib.suppress(Exception):
         return importlib.import_module("cloudpickle").dumps(obj), None

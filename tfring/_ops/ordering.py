@@ -49,7 +49,7 @@ class Started:
     chain: _Chain
     process_set_id: int
     request_name: str
-    # For a start in place, its buffers, which must not be read; else its
+    # The buffers of a start in place, which must not be read; otherwise the
     # inputs.
     tensors: Sequence[tf.Tensor]
 
@@ -134,7 +134,7 @@ def _last_dones() -> list[tf.Tensor]:
         # A session runs only the fetched ops of a TensorFlow 1 graph: ops that
         # were traced earlier may belong to another step.
         return []
-    # They are kept on the graph itself, and die with it.
+    # The notes are attributes of the graph, so that they end with it.
     if not hasattr(graph, _LAST_DONES):
         setattr(graph, _LAST_DONES, [])
     dones: list[tf.Tensor] = getattr(graph, _LAST_DONES)
@@ -143,8 +143,8 @@ def _last_dones() -> list[tf.Tensor]:
 
 def traced_for_xla() -> bool:
     """Tells whether a function is being traced under `jit_compile=True`."""
-    # Not public in TensorFlow, which has no other way to ask. It also marks the
-    # graph around the function, which an init_scope is in, to run eagerly.
+    # TensorFlow has no public way to ask. The attribute also marks the graph
+    # around the function, which an init_scope is in, to run eagerly.
     return not tf.executing_eagerly() and bool(
         control_flow_util.GraphOrParentsInXlaContext(
             tf.compat.v1.get_default_graph()

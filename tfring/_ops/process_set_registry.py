@@ -28,8 +28,8 @@ from tfring._ops import chains
 _REQUEST = "process sets"
 
 _lock = threading.Lock()
-# Never used again in this process, also after a shutdown: a tf.function that
-# was traced for a set cannot mean another one.
+# An id is never used again in this process, even after a shutdown: a
+# tf.function that was traced for one set must not run in another.
 _next_id = 1
 
 
@@ -145,7 +145,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set_id = process_set.process_set_id or 0
         asked = [i for [i] in _gather("remove_process_set", [process_set_id])]
         ids = sorted(set(asked))
-        # Each rank has asked for its own part of a communicator.
+        # Ranks may name different parts of a split communicator, each its own.
         if len(ids) > 1 and not all(
             asked[rank] == i for i in ids for rank in by_id(i).ranks or []
         ):

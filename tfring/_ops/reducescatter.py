@@ -214,7 +214,7 @@ def _scatter(
         postscale_factor,
         [travels for travels, _ in compressed],
         [name if is_single else f"tensor {i}" for i in range(len(tensors))],
-        # It fails once a rank has joined.
+        # reducescatter fails once a rank has joined.
         rank_count=process_set.size(),
     )
     started = None

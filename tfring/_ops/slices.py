@@ -51,7 +51,7 @@ class SlicesInFlight:
 def checked_slices(
     function: str, slices: tf.IndexedSlices, op: Any
 ) -> tf.IndexedSlices:
-    # The op first: no dtype makes up for it.
+    # The op is checked first, because no dtype would make it possible.
     if isinstance(op, ReduceOp) and op not in (ReduceOp.Average, ReduceOp.Sum):
         raise NotImplementedError(
             f"{function}: tf.IndexedSlices can be reduced with Average or Sum, "

@@ -15,7 +15,7 @@ from tfring._core.process_sets import by_id
 from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
 
-# Answers of process_set_included_op beside 0 and 1, as Horovod's.
+# Horovod's answers of `process_set_included_op`, besides 0 and 1.
 _NOT_INITIALIZED = -1
 _UNKNOWN_SET = -3
 

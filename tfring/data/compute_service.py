@@ -245,7 +245,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     dispatcher, place = divmod(rank, config.workers_per_dispatcher)
     with contextlib.ExitStack() as servers:
         if rank == 0:
-            # A job that was killed may have left some.
+            # A killed job may have left files.
             _remove_files(config)
             servers.callback(_remove_files, config)
         starts_one = on_compute_side and place == 0
@@ -286,7 +286,8 @@ def _start_dispatcher(servers: contextlib.ExitStack) -> str:
     """Runs a dispatcher until `servers` ends; returns its address."""
     server = tf.data.experimental.service.DispatchServer()
     servers.callback(server.stop)
-    # It calls itself localhost, which it is not to other machines.
+    # The dispatcher calls itself localhost, a name by which other machines do
+    # not find it.
     return f"grpc://{_own_host()}:{server.target.rpartition(':')[2]}"
 
 
@@ -343,5 +344,5 @@ def _write(path: Path, text: str) -> None:
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    # No reader shall see half of it.
+    # A reader must not see half of the file.
     Path(unfinished).replace(path)

@@ -17,8 +17,8 @@ from tfring._keras.data_orders import (
 )
 from tfring._ops.gather_json import gather_json
 
-# The seed that TensorFlow combines with an operation's where `tf.random` has
-# none. So one has the order of `Dataset.shuffle(buffer_size, seed)`.
+# TensorFlow combines this seed with an operation's if `tf.random` has none. So
+# the order is that of `Dataset.shuffle(buffer_size, seed)`.
 _GLOBAL_SEED = 87654321
 
 
@@ -193,7 +193,7 @@ def _shuffle(
         seed2=tf.constant(seed, tf.int64),
         seed_generator=tf.raw_ops.DummySeedGenerator(),
         reshuffle_each_iteration=True,
-        **dataset._flat_structure,  # as TensorFlow's own datasets do
+        **dataset._flat_structure,  # TensorFlow's own datasets do the same.
     )
     return tf.data.experimental.from_variant(
         shuffled, dataset.element_spec

@@ -79,7 +79,7 @@ class UpdateBatchStateCallback(_StateCallback):
         state: A `State` with an attribute `batch`.
     """
 
-    _first = 0  # the batches before this `fit`
+    _first = 0  # The number of batches before this `fit`.
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._first = self.state.batch

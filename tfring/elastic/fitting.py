@@ -160,10 +160,10 @@ def fit(
                 )
             for callback in made:
                 if isinstance(callback, keras.callbacks.CSVLogger):
-                    # It continues the file, whichever worker began it.
+                    # A CSVLogger continues the file that any worker began.
                     callback.append |= state.epoch > 0
             position = _Position(state, rest, batches_per_commit)
-            if len(rest) == 0:  # The rest was a step of fewer ranks.
+            if len(rest) == 0:  # What is left was a step of fewer ranks.
                 _end_epoch(model, state, [*made, position], epochs, options)
                 continue
             progress = _Progress(
@@ -171,7 +171,8 @@ def fit(
             )
             model.fit(
                 Untuned(rest, class_weight),
-                # Keras takes epochs of one length: the rest is a fit alone.
+                # Keras wants epochs of one length, so the rest of this one has
+                # a fit of its own.
                 epochs=state.epoch + 1 if state.taken else epochs,
                 initial_epoch=state.epoch,
                 shuffle=False,
@@ -207,8 +208,8 @@ def _trace(model: Any, data: sources.Source, class_weight: Any) -> None:
     step = model.train_function
 
     def traced(iterator: Any) -> dict[str, Any]:
-        # In the end it asks for a value: if the iterator had enough.  Autograph
-        # would write files, which a killed worker leaves.
+        # At its end the step asks whether the iterator had enough values.
+        # Autograph would write files, which a killed worker leaves.
         with contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError):
             tf.function(step, autograph=False).get_concrete_function(iterator)
         for _ in range(model.steps_per_execution):
@@ -241,7 +242,7 @@ def _end_epoch(
         [each for each in callbacks if not isinstance(each, MetricAverages)],
         model=model,
         epochs=epochs,
-        steps=1,  # not none, which would be an unknown number
+        steps=1,  # `None` would mean an unknown number of steps.
         verbose=0,
     )
     called.on_train_begin()
@@ -309,10 +310,10 @@ class _Rest(keras.utils.PyDataset):
         most: int | None = None,
     ) -> None:
         super().__init__(**data.loading)
-        # The job may have another size when this one is still asked.
+        # The job may have another size by the time this dataset is read.
         rank, size = runtime.rank(), runtime.size()
         self._rest_of = functools.partial(data.rest, rank, size)
-        # By how much all ranks move on.
+        # How far a step of all ranks moves the place in the data.
         self.taken_in_step = data.per_rank * size
         self._epoch = epoch
         self._rest = self._rest_of(epoch, taken)
@@ -348,7 +349,7 @@ class _Position(keras.callbacks.Callback):
         self._state = state
         self._rest = rest
         self._batches_per_commit = batches_per_commit
-        # Rows of the epoch before this `fit`.
+        # The rows of this epoch that were taken before this `fit`.
         self._taken_before = 0
         self._committed_steps = 0
 
@@ -358,7 +359,7 @@ class _Position(keras.callbacks.Callback):
         self._committed_steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Not once for each step, with several steps per execution.
+        # Keras calls this once for several steps per execution.
         steps = min(batch + 1, len(self._rest))
         self._state.taken = (
             self._taken_before + steps * self._rest.taken_in_step
@@ -393,7 +394,8 @@ class _Progress(keras.callbacks.ProgbarLogger):
         self._all_epochs = epochs
 
     def set_params(self, params: Any) -> None:
-        params[STEPS_BEFORE] = self._done  # All callbacks have this dictionary.
+        # All callbacks share this dictionary.
+        params[STEPS_BEFORE] = self._done
         super().set_params(
             {
                 **params,

@@ -85,7 +85,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with goes_with_a_commit():
                 result = _run(lambda: func(state, *args, **kwargs), state)
-        except Exception:  # not SystemExit, which ends in the training
+        except Exception:  # SystemExit ends the worker within the training.
             runtime.tell_of_training("left")
             raise
         answer, _missing_result = _as_json(result)
@@ -106,8 +106,8 @@ def _warn_unless_elastic() -> None:
     )
 
 
-# 0 once this rank has ended a function: it then has the job's state at the
-# start of the next one, though no commit is in that.
+# 0 once this rank has ended a function. It then has the job's state where the
+# next function starts, although no commit contains it.
 _least_commits = -1
 
 
@@ -131,17 +131,17 @@ def _run(train: Callable[[], Any], state: State) -> Any:
             has_ended = False
             result = train()
             has_ended, _least_commits = True, 0
-            # Not to be gone when another rank needs this one to start.
+            # A rank must not leave while another one needs it to start.
             barrier()
             return result
         except HostsUpdatedInterrupt as interrupt:
-            # Others may join, who have no state.
+            # New ranks, which have no state, may join.
             skip_sync = interrupt.skip_sync and not runtime.may_grow()
             goes_back = False
         except Exception as error:
             if is_new_start or not _is_of_the_job(error):
                 raise
-            # TensorFlow's error is a page about the graph.
+            # TensorFlow's own error is a page about the graph.
             reason = runtime.reason_of_end() or error
             logging.warning("tfring: back to the last commit: %s", reason)
             goes_back = True
@@ -169,7 +169,7 @@ def _as_json(result: Any) -> tuple[str, str]:
             f"its result has {len(text)} bytes as JSON, more than "
             f"{_LONGEST_RESULT_BYTES}"
         )
-    # RecursionError: some thousand lists in each other.
+    # Deeply nested lists raise RecursionError.
     except (TypeError, ValueError, RecursionError):
         text, missing = "", "JSON cannot hold its result"
     if 0 < len(text) <= _LONGEST_RESULT_BYTES:

@@ -18,18 +18,19 @@ import tensorflow as tf
 class Rest(NamedTuple):
     """The rest of an epoch: this rank's batches."""
 
-    steps: int  # how many there are, the same on all ranks
-    batch: Callable[[int], Any]  # by its number; in order it is fastest
+    steps: int  # The number of batches, which is the same on all ranks.
+    # Returns the batch of a number; asking in order is fastest.
+    batch: Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
     """The data of all ranks."""
 
-    # By the rank, the size, the epoch, and the place in it.
+    # Its arguments are the rank, the size, the epoch, and the place in it.
     rest: Callable[[int, int, int, int], Rest]
-    per_rank: int  # what a rank takes in a step, in the units of a place
-    unit: str  # these, in words
+    per_rank: int  # How many units a rank takes in a step.
+    unit: str  # The name of the unit, for messages.
     # The arguments of a `keras.utils.PyDataset`.
     loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

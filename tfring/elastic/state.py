@@ -40,15 +40,16 @@ class State:
         get_rank: Callable[[], int] | None = None,
     ) -> None:
         self._bcast_object = bcast_object
-        # SimpleQueue, as signal handlers may put into it.
+        # A signal handler may put into a SimpleQueue.
         self._updates: queue.SimpleQueue[tuple[float, int]] = (
             queue.SimpleQueue()
         )
         self._last_update = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
-        # How many are in it since the job began; -1 before `run` has shared it.
+        # The number of commits since the job began; -1 before `run` has shared
+        # the state.
         self._commits = -1
-        # The launcher has heard of it since the last new start.
+        # Whether the launcher has heard of this state since the last new start.
         self._is_told = False
 
     def share(self) -> None:
@@ -60,7 +61,7 @@ class State:
         self._is_told = False
         commits = max(self._commits, 0)
         if runtime.may_grow():
-            # Others may have more, or none.
+            # Other ranks may have made more commits, or none.
             commits = self._bcast_object(commits)
         self._commits = commits
 
@@ -119,7 +120,7 @@ class State:
         self.save()
         if self._commits >= 0:
             self._commits += 1
-        if not self._is_told:  # Only a step may make some variables.
+        if not self._is_told:  # Some variables may be made by a step alone.
             self._is_told = True
             runtime.tell_of_state(self._describe)
         leave_if_asked()
@@ -137,7 +138,7 @@ class State:
         if self._is_in_a_round():
             return
         if (update := self._take_update()) is not None:
-            # The ranks with a part of it gather it, while they are all there.
+            # Ranks with shards gather them while all ranks are still there.
             self.save()
             raise update
 
@@ -229,7 +230,7 @@ class ObjectState(State):
         self._saved = self._snapshot(is_collective=False)
 
     def save(self) -> None:
-        # All or nothing: a failure leaves the commit before it whole.
+        # A commit that fails leaves the commit before it whole.
         self._saved = self._snapshot()
 
     def restore(self) -> None:

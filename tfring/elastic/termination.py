@@ -17,7 +17,7 @@ from tfring._core import runtime, tcp_job
 from tfring._core.errors import HostsUpdatedInterrupt
 
 _is_asked = False
-# By thread, the signals that were blocked before it forked.
+# For each thread, the signals that were blocked before it forked.
 _blocked = threading.local()
 
 

@@ -34,7 +34,7 @@ from tfring._state.whole_states import (
 )
 from tfring.elastic.state import ObjectState
 
-# In a commit; no attribute has such a name.
+# Keys in a commit; no attribute has such a name.
 _VARIABLES, _STATES = "variables of a model", "states of an optimizer"
 _ROUNDS = "state of rounds"
 # The functions that Keras traces.
@@ -84,7 +84,7 @@ class TensorFlowState(ObjectState):
             )
         _check_no_rows("TensorFlowState", self.variables)
         if self.session is not None:
-            # Made once, so that the graph does not grow.
+            # The operation is made once, so that the graph does not grow.
             with self.session.graph.as_default():
                 self._broadcast = broadcast_variables(
                     self.variables, 0, same_seeds=same_seeds
@@ -113,7 +113,8 @@ class TensorFlowState(ObjectState):
         if self.session is None:
             assign_all(self.variables, values)
         else:
-            # Like `Variable.load`. Some may share an initial value.
+            # This is what `Variable.load` does, one variable at a time, because
+            # some may share an initial value.
             for variable, value in zip(self.variables, values, strict=True):
                 given = {variable.initializer.inputs[1]: value}
                 self.session.run(variable.initializer, given)
@@ -205,7 +206,7 @@ class TensorFlowKerasState(ObjectState):
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
     def _describe(self) -> list[tuple[str, str]]:
-        # The shape of a share is each rank's own.
+        # The shape of a shard differs between ranks.
         shared, _ = split_off_shards(self._shared_variables())
         return super()._describe() + _described(shared)
 
@@ -216,7 +217,8 @@ class TensorFlowKerasState(ObjectState):
                 states = whole_values(self.optimizer)
                 for shard in shards_of(self.optimizer):
                     shard.keep_gathered()
-        elif not self._is_sharded():  # Else this rank alone has a part of them.
+        # A rank alone cannot save states that are sharded.
+        elif not self._is_sharded():
             states = whole_values(self.optimizer)
         return super()._snapshot(is_collective) | {
             _VARIABLES: _values(without_metrics(self.model)),
@@ -255,7 +257,7 @@ class TensorFlowKerasState(ObjectState):
 
     def traces_hold(self) -> bool:
         """Tells if the model's functions are right in this job."""
-        if self._is_sharded() or were_added():  # Sets are gone.
+        if self._is_sharded() or were_added():  # The process sets are gone.
             return False
         return self._keeps_traces or runtime.job().topology == self._traced_at
 

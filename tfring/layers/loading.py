@@ -98,7 +98,7 @@ def load_model(
             getattr(each, "outer_optimizer", None) is not None
             for each in with_inner(compiled_with)
         ):
-            # None had one when Keras loaded the file.
+            # The optimizers had no outer optimizer when Keras loaded the file.
             model.load_weights(filepath)
     return model
 

@@ -28,7 +28,7 @@ from tfring._state.row_shards import check_can_be_tracked, shard_rows
 from tfring._state.seeds import folded_seed
 from tfring._state.shards import Shard
 
-# Initial rows are made in blocks of about so many numbers.
+# The number of elements of a block of initial rows.
 _BLOCK_ELEMENTS = 1 << 22
 
 
@@ -94,7 +94,7 @@ class ShardedEmbedding(keras.layers.Layer):
     """
 
     built: bool
-    has_row_shards = True  # read where `fit` begins
+    has_row_shards = True  # Read where `fit` begins.
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.supports_jit = False
-        self.autocast = False  # ids may be floats
+        self.autocast = False  # Ids may be floats, which must not be rounded.
 
     def build(self, input_shape: Any = None) -> None:
         del input_shape
@@ -333,7 +333,7 @@ def _checks(
 ) -> list[Any]:
     """Raises if a rank has an id out of range; in a graph, when it runs."""
     is_outside = _is_outside(wanted, count)
-    # Without quotes, which a graph's error would escape.
+    # The message has no quotes, which the error of a graph would escape.
     text = (
         f"ShardedEmbedding {name}: rank {{}} looks up the id {{}}; ids must "
         f"be in [0, {count}), as the table has {count} rows."

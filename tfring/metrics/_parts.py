@@ -22,7 +22,7 @@ def has_samples(x: Any) -> bool:
         return cardinality != 0
     if isinstance(x, keras.utils.PyDataset):
         return bool(x.num_batches != 0)
-    # By shapes, as sparse matrices have no length.
+    # Shapes are asked, because sparse matrices have no length.
     leaves = [leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")]
     return all(tuple(leaf.shape[:1]) != (0,) for leaf in leaves)
 

@@ -28,7 +28,7 @@ from tfring.metrics._parts import as_text, has_samples, raise_errors
 
 _FUNCTION = "tfring.metrics.evaluate"
 
-# By which a rank without data changes nothing.
+# The values by which a rank without data changes nothing.
 _NEUTRAL = {
     ReduceOp.Sum: 0.0,
     ReduceOp.Max: -np.inf,
@@ -127,7 +127,7 @@ def evaluate(
             )
             state = state_of(model)
             kinds, strange = _kinds(model, merge), _strange(model, logs)
-    except Exception as raised:  # as the others wait
+    except Exception as raised:  # The other ranks wait.
         error = raised
     everyones = gather_by_rank(
         {
@@ -151,10 +151,11 @@ def evaluate(
                 name: float_or_array(value)
                 for name, value in model.get_metrics_result().items()
             }
-        except Exception as raised:  # a metric class may raise any
+        except Exception as raised:  # A metric's own code may raise anything.
             problem = as_text(raised)
         set_state(model, state)
-    # From one rank, as one without data may have metrics without variables.
+    # One rank's values are taken: a rank without data may have metrics without
+    # variables.
     results, problem = broadcast_object(
         (results, problem),
         root,
