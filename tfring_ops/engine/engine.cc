@@ -20,10 +20,11 @@
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
-#include "tfring_ops/engine/driver_seat.h"
+#include "tfring_ops/engine/driver_lock.h"
 #include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/execution/bucket_task.h"
 #include "tfring_ops/engine/execution/lanes.h"
+#include "tfring_ops/engine/hand_off.h"
 #include "tfring_ops/engine/idle_watch.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/messages.h"
@@ -43,20 +44,10 @@ constexpr std::chrono::seconds kLongIdle{1};
 // The longest time between two looks while workers are busy; a worker that has
 // become free wakes the engine's thread.
 constexpr std::chrono::microseconds kBusyPoll{250};
-// To wake a worker for a smaller bucket would take longer than to run it.
-constexpr int64_t kSmallBytes = 64 << 10;
-// Within a machine the thread that submits a request of up to so many bytes may
-// run it: that takes about as long as to wake the engine's thread, 60 us for
-// two ranks, and backpropagation hardly waits.
-constexpr int64_t kBriefBytes = 1 << 20;
-// How long the thread that submits a small request waits for all ranks:
-// somewhat longer than it takes to wake the engine's thread.  By a shorter wait
-// ranks that have missed each other once do so in every step.
-constexpr std::chrono::microseconds kBriefWait{100};
 
 class RingEngine final : public Engine {
  public:
-  // With `channels` in the place of process_set.data.
+  // `channels` take the place of process_set.data, which has been moved away.
   RingEngine(const Options& options, ProcessSet process_set,
              std::vector<std::unique_ptr<Transport>> channels,
              const Kernels& kernels)
@@ -117,7 +108,7 @@ class RingEngine final : public Engine {
   const Options& options() const override { return options_; }
 
  private:
-  // Submitted, and not agreed on yet.
+  // A request that was submitted, and that the ranks have not agreed on yet.
   struct Requested {
     TensorEntry entry;
     Clock::time_point since;
@@ -131,7 +122,7 @@ class RingEngine final : public Engine {
       channel = MakePollingTransport(std::move(channel), [this] {
         // A worker that waits leaves the negotiation to the driver, and stops
         // if the engine is aborted.
-        return seat_.IsMine() ? Poll() : AbortReason();
+        return driver_lock_.IsMine() ? Poll() : AbortReason();
       });
     }
     return channels;
@@ -167,15 +158,15 @@ class RingEngine final : public Engine {
   // See Note [The thread that submits a small request runs it].  Returns true
   // if nothing is left for the engine's thread.
   bool DriveBriefly() {
-    if (!seat_.TryTake()) return false;
+    if (!driver_lock_.TryLock()) return false;
     const bool is_done = !finished_ && poll_status_.ok() && RunSmallRequests();
-    seat_.Leave();
+    driver_lock_.Unlock();
     return is_done;
   }
 
   bool RunSmallRequests() {
     if (!requested_.empty() || !lanes_.idle()) return false;
-    const auto end = std::chrono::steady_clock::now() + kBriefWait;
+    const auto end = std::chrono::steady_clock::now() + kDrivePoll;
     for (Backoff backoff;; backoff.Pause()) {
       if (!Poll().ok()) return false;
       for (const auto& [name, waiting] : requested_) {
@@ -192,7 +183,7 @@ class RingEngine final : public Engine {
 
   static bool IsSmall(const CollectiveRequest& request) {
     return !OnDevice(request) && request.kind != CollectiveKind::kJoin &&
-           SizeInBytes(request) <= kBriefBytes;
+           SizeInBytes(request) <= kDriveBytes;
   }
 
   void Run() {
@@ -201,10 +192,10 @@ class RingEngine final : public Engine {
     Backoff backoff;
     absl::Status status;
     while (true) {
-      seat_.Take();
+      driver_lock_.Lock();
       progressed_ = false;
       if (next == Next::kAwaitWork) {
-        // Or a lost rank would be seen only after many looks, and the GPU may
+        // Look for a lost rank in each of these rare steps, because the GPU may
         // be waiting for it.
         poll_status_.Update(process_set_.control->Progress());
       }
@@ -216,7 +207,7 @@ class RingEngine final : public Engine {
                                                             : Next::kPause;
       const bool on_device = lanes_.launched() > 0;
       const std::chrono::microseconds idle_poll = IdlePoll();
-      seat_.Leave();
+      driver_lock_.Unlock();
       if (next == Next::kAwaitWork) {
         submissions_.WaitFor(idle_poll, clock_);
       } else if (next == Next::kAwaitLanes) {
@@ -228,10 +219,10 @@ class RingEngine final : public Engine {
     }
     finished_ = true;
     Conclude(status);
-    seat_.Leave();
+    driver_lock_.Unlock();
   }
 
-  // The end of the engine's thread.
+  // The last call of the engine's thread.
   void Conclude(absl::Status status) {
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
@@ -283,16 +274,17 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // Does the work that cannot wait while a bucket is on the wire.  An error is
-  // the end, also where the wait that met it was for something that may fail,
-  // like the making of a lane.
+  // Does the work that cannot wait while a bucket is on the wire.  An error
+  // here ends the engine, even if a caller that waits for a lane could do
+  // without it.
   absl::Status Poll() {
     if (poll_status_.ok()) poll_status_ = PollAll();
     return poll_status_;
   }
 
   absl::Status PollAll() {
-    // First: what a device has done is done, whatever has failed since.
+    // Lanes come first: work that a device has completed counts as complete,
+    // whatever has failed since.
     TFRING_ASSIGN_OR_RETURN(const bool finished, lanes_.Poll());
     TFRING_RETURN_IF_ERROR(AbortReason());
     std::vector<CollectiveRequest> requests;
@@ -342,7 +334,7 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // After an error the entries are not done: the wire may still use their
+  // An error leaves the entries unfinished: the wire may still use their
   // memory.
   absl::Status Execute(Response bucket, int64_t agreed_ns) {
     while (!tasks_.empty() && tasks_.front()->finished()) tasks_.pop_front();
@@ -365,14 +357,15 @@ class RingEngine final : public Engine {
                          "', which it has not submitted"));
       }
     }
-    return lanes_.RunsBeside(task->first()) ? RunBeside(task) : RunHere(task);
+    return lanes_.RunsOnWorker(task->first()) ? RunOnWorker(task)
+                                              : RunInline(task);
   }
 
   // See Note [Several buckets in flight] in lanes.h.
-  absl::Status RunBeside(const std::shared_ptr<BucketTask>& task) {
+  absl::Status RunOnWorker(const std::shared_ptr<BucketTask>& task) {
     TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.HasRoom(); }));
     TFRING_ASSIGN_OR_RETURN(ExecutionLane* const lane, lanes_.Next());
-    if (task->bytes() < kSmallBytes && lane->worker->left() == 0) {
+    if (task->bytes() < kHandOffBytes && lane->worker->left() == 0) {
       return RunAndFinish(task, *lane);
     }
     lane->worker->Add([this, task, lane] {
@@ -383,8 +376,9 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // Alone, or behind launched ones: see Note [Launched buckets] in lanes.h.
-  absl::Status RunHere(const std::shared_ptr<BucketTask>& task) {
+  // Runs the task on this thread, after the buckets that its device has been
+  // given: see Note [Launched buckets] in lanes.h.
+  absl::Status RunInline(const std::shared_ptr<BucketTask>& task) {
     const bool follows = lanes_.FollowsOthers(*task);
     const auto is_free = [this, follows] {
       return follows ? lanes_.HasRoom() : lanes_.idle();
@@ -400,14 +394,14 @@ class RingEngine final : public Engine {
     return follows ? absl::OkStatus() : WaitUntil(is_free);
   }
 
-  // Makes progress with the negotiation meanwhile.
+  // Returns when `condition` is true, and negotiates meanwhile.
   template <typename Condition>
   absl::Status WaitUntil(const Condition& condition) {
     for (Backoff backoff; !condition();) {
       TFRING_RETURN_IF_ERROR(Poll());
       WaitForLanes(lanes_.launched() > 0, backoff);
     }
-    return AbortReason();  // of a worker that has become idle
+    return AbortReason();  // A worker that has become idle may have failed.
   }
 
   // A worker wakes this thread, a device does not.
@@ -421,7 +415,7 @@ class RingEngine final : public Engine {
     tfring::Finish(node.mapped().entry, status, submissions_);
   }
 
-  // From here on everything fails with `reason`.
+  // Fails all requests, now and later, with `reason`.
   void End(const absl::Status& reason) {
     if (ended_.ok()) ended_ = reason;
     submissions_.Close(ended_);
@@ -469,8 +463,8 @@ class RingEngine final : public Engine {
   std::mutex start_mutex_;
   std::atomic<bool> started_{false};  // thread_; set under start_mutex_
 
-  // The next ones belong to the driver, or to IdleWatch until the start.
-  DriverSeat seat_;
+  // The driver alone uses what follows; before the start, IdleWatch does.
+  DriverLock driver_lock_;
   Negotiator negotiator_;
   SilenceWatch silence_watch_;
   Lanes lanes_;

@@ -7,18 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/engine/hand_off.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
 
 namespace tfring {
-namespace {
-
-// See Note [Waiting briefly before a callback].
-constexpr int64_t kSmallBytes = 64 << 10;
-constexpr std::chrono::microseconds kBriefWait{30};
-
-}  // namespace
-
 // Note [A failure waits for its chain]
 //
 // A train step starts all its reductions, each start after the one before it
@@ -97,7 +90,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   pending->name = {entry.request.process_set_id, entry.request.name};
   pending->outcome.memory = memory;
   pending->order = std::move(order);
-  pending->is_small = SizeInBytes(entry.request) <= kSmallBytes;
+  pending->is_small = SizeInBytes(entry.request) <= kHandOffBytes;
   for (const TensorEntry::Buffer& buffer : entry.buffers) {
     pending->outcome.outputs.push_back(buffer.output);
   }
@@ -163,7 +156,7 @@ void Handles::WaitBriefly(Handle handle) {
     if (it == pending_.end() || !it->second->is_small) return;
     pending = it->second;
   }
-  const auto end = std::chrono::steady_clock::now() + kBriefWait;
+  const auto end = std::chrono::steady_clock::now() + kResultPoll;
   while (!pending->is_over.load(std::memory_order_acquire) &&
          std::chrono::steady_clock::now() < end) {
     sched_yield();

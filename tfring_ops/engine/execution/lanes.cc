@@ -63,7 +63,7 @@ absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
       ". A rank works with one GPU: start one for each."));
 }
 
-bool Lanes::RunsBeside(const CollectiveRequest& request) const {
+bool Lanes::RunsOnWorker(const CollectiveRequest& request) const {
   return host_.size() > 1 && CollectiveOf(request.kind).is_fusible() &&
          !OnDevice(request);
 }

@@ -1,36 +1,38 @@
 // An engine's collectives run in lanes: several of host memory, and one of a
 // GPU, which is made when it is first needed.
 //
-// Submissions by any thread; all else by the engine's.
+// CheckDevice may be called on any thread, everything else by the driver alone.
 //
 // Note [Several buckets in flight]
-// Between nodes the wire is the limit, and a bucket alone leaves it idle while
-// its first bytes are on their way, and its last ones.  So there are several
-// lanes, each with a channel and a worker of its own, and allreduces take them
-// by turns: a lane does the same work in the same order on every rank.  A
-// worker is given the next one while it still has one, as to wake it takes
-// long; for a small one it takes too long, which has its lane from the engine's
-// thread if that is free.  All else waits until all lanes are free, and so runs
-// after everything that was agreed before it.
+// Between nodes the wire is the limit, and one bucket at a time leaves it idle
+// while the first and the last bytes are on their way.  So there are several
+// lanes, each with a channel and a worker of its own.  Allreduces take the
+// lanes in turn: a lane does the same work in the same order on every rank.  It
+// takes long to wake a worker, so a worker is given its next bucket before it
+// has finished the last one.  A small bucket is not worth the wake-up: it runs
+// on the driver, if its lane is free.  All other work waits until all lanes are
+// free, and so runs after everything that was agreed before it.
 //
 // Note [Launched buckets]
-// By NCCL (StreamCollectives) a bucket is done only when the GPU has done it,
-// as nothing else tells that all ranks are well.  If the engine's thread waited
-// for that before it launches the next one, the GPU would be idle meanwhile.
-// So it launches buckets in a row, up to as many as may be in flight, and
-// finishes each when the stream has done it.  The stream keeps the order of
-// their writes, also to the fusion buffer.
+// A bucket that NCCL reduces (StreamCollectives) is complete only when the GPU
+// has executed it, because nothing else tells that all ranks are well.  If the
+// driver waited for that before it launches the next bucket, the GPU would be
+// idle meanwhile.  So the driver launches buckets in a row, as many as may be
+// in flight, and finishes each when the stream has executed it.  The stream
+// orders their writes, also to the fusion buffer.
 //
-// A launched bucket may wait for a rank that is lost, and the host must not
-// wait for it without looking.  So work that makes the host wait for the GPU
-// runs alone, after all that is launched and before the next bucket: the ring's
-// collectives, since their deadlines would count the work before them; and what
-// allocates or frees memory, where the driver may wait, without any deadline:
-// neutral contributions, outputs of an allgather, a fusion buffer that grows.
+// A launched bucket may wait for a lost rank, and the host must not wait for it
+// without checking for that.  So work that makes the host wait for the GPU runs
+// alone, after everything that is launched and before the next bucket.  That
+// is: the ring's collectives, because their deadlines would include the work
+// before them; and whatever allocates or frees memory, in which the driver may
+// wait without any deadline (neutral contributions, outputs of an allgather, a
+// fusion buffer that grows).
 //
-// If the ring does all, there is no such gap: a bucket by CUDA's IPC is done
-// when it is launched.  Staged copies cannot be launched ahead, nor messages of
-// a CUDA-aware MPI, as the host sends data that the GPU has to write first.
+// With the ring alone there is no such gap: a bucket that goes through CUDA's
+// IPC is complete when it is launched.  Staged copies cannot be launched ahead,
+// and messages of a CUDA-aware MPI cannot either: the host sends data that the
+// GPU has to write first.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_LANES_H_
 #define TFRING_OPS_ENGINE_EXECUTION_LANES_H_
 
@@ -57,12 +59,12 @@
 
 namespace tfring {
 
-// More channels for data, up to one for each bucket that may be on the wire.
-// Collective.
+// Adds channels for data until there is one for each bucket that may be on the
+// wire.  Collective.
 absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
                          std::vector<std::unique_ptr<Transport>>& channels);
 
-// A lane and who works on it.
+// A lane and the worker that runs its tasks.
 struct ExecutionLane {
   ExecutionLane(const Options& options, Lane lane)
       : lane(std::move(lane)),
@@ -73,24 +75,24 @@ struct ExecutionLane {
     if (this->lane.costs) context.UseCosts(*this->lane.costs);
   }
 
-  // The engine sees only how long it takes to enqueue a stream's work.
+  // Costs of a stream cannot be measured: the engine sees only how long it
+  // takes to enqueue work.
   static CostSource CostsOf(const Lane& lane) {
     if (lane.stream == nullptr) return CostSource::kMeasured;
     return lane.costs ? CostSource::kGiven : CostSource::kTypical;
   }
 
   // Fails all work of this rank and its peers on this lane.  The first call
-  // counts.  By whoever has the lane.
+  // counts.  Only the thread that runs the lane's work may call it.
   void Abort(const absl::Status& reason);
 
   Lane lane;
   ExecutionContext context;
-  Timeline::Track track;  // of a lane with stream collectives
+  Timeline::Track track;  // used if the lane has stream collectives
   // Why nothing more may run here: the peers' next messages may belong to
   // another bucket than this rank's next receive.  OK while all is well.
   absl::Status failure;
-  // Has this lane while it has anything left to do.  Null: the engine's thread
-  // has it.
+  // Runs the lane's work, while it has any.  If null, the driver runs it.
   std::unique_ptr<Worker> worker;
 };
 
@@ -112,28 +114,29 @@ class Lanes {
   // an earlier request.
   absl::Status CheckDevice(const CollectiveRequest& request);
 
-  // Returns true if `request` may run beside others; see the Note.
-  bool RunsBeside(const CollectiveRequest& request) const;
-  // The lane for the next of these, agreed by all ranks.  Collective at the
-  // first call.
+  // Returns true if `request` may be in flight with others; see Note [Several
+  // buckets in flight].
+  bool RunsOnWorker(const CollectiveRequest& request) const;
+  // Returns the lane for the next such request, which is the same on all ranks.
+  // Collective at the first call.
   absl::StatusOr<ExecutionLane*> Next();
-  // Returns true if that lane can take another, also if there is but one, and
-  // the device's can take another that is launched.
+  // Returns true if that lane, and the device's, can take another bucket.
   bool HasRoom() const;
   // Returns true if no worker and no device has anything left to do.
   bool idle() const;
 
-  // Returns true if `task` may be launched behind others; see the Note.
+  // Returns true if `task` may be launched behind others; see Note [Launched
+  // buckets].
   bool FollowsOthers(const BucketTask& task) const;
-  // How many are launched and not done.
+  // Returns how many buckets are launched and not complete.
   int launched() const;
-  // Finishes the buckets that the device has done, and returns true if there
-  // are any.  An error is the end of all that are left.
+  // Finishes the buckets that the device has executed, and returns true if
+  // there were any.  After an error the others stay unfinished.
   absl::StatusOr<bool> Poll();
 
-  // The lane for work that runs alone, agreed by all ranks.  Collective at the
-  // first call for a device; an error is the same on every rank, now and ever
-  // after, unless Progress has one.
+  // Returns the lane for work that runs alone, which is the same on all ranks.
+  // Collective at the first call for a device.  Unless Progress fails, an error
+  // is the same on every rank and in every later call.
   // REQUIRES: idle(), unless the task of `request` follows others.
   absl::StatusOr<ExecutionLane*> Of(const CollectiveRequest& request);
 

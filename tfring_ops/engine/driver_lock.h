@@ -8,8 +8,8 @@
 // nothing else is in flight, for a moment the thread that submits a small
 // request.  If a rank's request is still missing then, the engine's thread is
 // woken.  Between machines it always is: the network takes longer than that.
-#ifndef TFRING_OPS_ENGINE_DRIVER_SEAT_H_
-#define TFRING_OPS_ENGINE_DRIVER_SEAT_H_
+#ifndef TFRING_OPS_ENGINE_DRIVER_LOCK_H_
+#define TFRING_OPS_ENGINE_DRIVER_LOCK_H_
 
 #include <atomic>
 #include <thread>
@@ -18,21 +18,21 @@
 
 namespace tfring {
 
-class DriverSeat {
+class DriverLock {
  public:
-  // A mutex that its own thread may fail to take once more: a `done` that the
-  // driver calls may submit.
-  bool TryTake() {
+  // Unlike a mutex's, it may be called, and then fails, on the thread that has
+  // the lock: a `done` that the driver calls may submit.
+  bool TryLock() {
     if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
     driver_ = std::this_thread::get_id();
     return true;
   }
 
-  void Take() {
-    for (Backoff backoff; !TryTake();) backoff.Pause();
+  void Lock() {
+    for (Backoff backoff; !TryLock();) backoff.Pause();
   }
 
-  void Leave() {
+  void Unlock() {
     driver_ = std::thread::id();
     is_taken_.store(false, std::memory_order_release);
   }
@@ -46,4 +46,4 @@ class DriverSeat {
 
 }  // namespace tfring
 
-#endif  // TFRING_OPS_ENGINE_DRIVER_SEAT_H_
+#endif  // TFRING_OPS_ENGINE_DRIVER_LOCK_H_
