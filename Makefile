@@ -176,8 +176,8 @@ $(JAX_VENV)/.ready:
 	  "jax==0.6.2; python_version < '3.11'"
 	touch $@
 
-# On tensors of a GPU, the fake one of tests/fake_gpu where there is none: all
-# of tests/parallel at GPU_RANKS to which the memory matters, and some of it at 3
+# On tensors of a GPU, or of tests/gpu/fake/device where there is none: all of
+# tests/parallel at GPU_RANKS to which the memory matters, and some of it at 3
 # and 4.  At one rank validate.py runs some.  At 4 ranks, and with NCCL, the fake
 # GPU's streams share queues, fewer than there are streams.
 #   make gpu GPU_RANKS="1 2 3 4"
@@ -294,7 +294,7 @@ compat:
 
 CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc \
   tfring_ops/*/*/*.h tfring_ops/*/*/*.cc tests/cpp/*.h \
-  tests/cpp/*.cc tests/fake_gpu/*.cc tests/gpu/bare_gpu.cc benchmarks/*.cc)
+  tests/cpp/*.cc tests/gpu/fake/device/*.cc tests/gpu/bare_gpu.cc benchmarks/*.cc)
 
 lint: build
 	$(BIN)/ruff check .

@@ -23,9 +23,9 @@ the same job.
 If two ranks can have a GPU each, the ring and NCCL are measured there, too, in
 turn. NCCL takes no two ranks on one GPU.
 
-Without a GPU, the driver and NCCL are the fake ones of tests/fake_cuda and
-tests/fake_nccl, and the model is on the CPU: --bytes=1m shows that all of this
-runs, and no more. FAKE_CUDA_OWN_GPUS=1 gives each rank a fake GPU.
+Without a GPU, the driver and NCCL are the fake ones of tests/gpu/fake, and the
+model is on the CPU: --bytes=1m shows that all of this runs, and no more.
+FAKE_CUDA_OWN_GPUS=1 gives each rank a fake GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A GPU without TensorFlow, by ctypes: memory of the driver, kernels of tfring.
 
 For tests/gpu and benchmarks/gpu.py. `make -f tools/native.mk fake-gpu` builds
-the library that it loads, and the fake driver of tests/fake_cuda, which is used
-on a machine without a GPU.
+the library that it loads, and the fake driver of tests/gpu/fake/cuda, which is
+used on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tfring._core import abi, native
 from tfring.launcher import rank_wrapper
 
 _TESTS = Path(__file__).parents[1] / "build/native/plain/tests"
-FAKE_DRIVER = _TESTS / "fake_cuda/libcuda.so.1"
-FAKE_NCCL = _TESTS / "fake_nccl/libnccl.so.2"
-FAKE_GPU = _TESTS / "fake_gpu/fake_gpu.so"
+FAKE_DRIVER = _TESTS / "gpu/fake/cuda/libcuda.so.1"
+FAKE_NCCL = _TESTS / "gpu/fake/nccl/libnccl.so.2"
+FAKE_GPU = _TESTS / "gpu/fake/device/fake_gpu.so"
 # The op library with the functions of tests/gpu/bare_gpu.cc. In an archive,
 # the only one has them.
 _LIBRARY = _TESTS / "gpu/libtfring_ops.so"
@@ -53,8 +53,24 @@ def driver() -> ctypes.CDLL:
 
 
 def is_fake() -> bool:
-    """Tells whether the driver is the fake one of tests/fake_cuda."""
+    """Tells whether the driver is the fake one of tests/gpu/fake/cuda."""
     return hasattr(driver(), "FakeCudaOptions")
+
+
+def load_fake_gpu() -> None:
+    """Loads TensorFlow's fake GPU, before TensorFlow makes its devices."""
+    from tensorflow.python.framework import load_library
+
+    load_library.load_pluggable_device_library(str(FAKE_GPU))
+    # tfring finds it by its name, because it is there.
+    ctypes.CDLL(str(FAKE_NCCL))
+
+
+def hold_urgent_streams() -> None:
+    """Holds the streams of the engine on the fake device from now on."""
+    options = driver().FakeCudaOptions
+    options.restype = ctypes.POINTER(ctypes.c_int)
+    options()[2] = 2  # `held`, and its value kUrgentStream
 
 
 def loaded_modules() -> int:

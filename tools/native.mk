@@ -79,10 +79,10 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tfring_ops/ffi/% tests/cpp/mpi_cuda_ffi_%,$1),$(FFI_FLAGS)) \
   $(if $(filter tfring_ops/transport/mpi/% tests/cpp/mpi_%,$1),\
     $(MPI_COMPILE_FLAGS)) \
-  $(if $(filter $(KERNELS)% tests/fake_cuda/%,$1),-ffp-contract=off) \
+  $(if $(filter $(KERNELS)% tests/gpu/fake/cuda/%,$1),-ffp-contract=off) \
   $(if $(filter %_avx2.cc,$1),$(AVX2_FLAGS)) \
   $(if $(filter %_avx512.cc,$1),$(AVX512_FLAGS)) \
-  $(if $(filter tests/fake_cuda/% tests/fake_nccl/%,$1),\
+  $(if $(filter tests/gpu/fake/cuda/% tests/gpu/fake/nccl/%,$1),\
     -fno-strict-aliasing -Wno-unknown-pragmas -ftls-model=initial-exec) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS)) \
   $(if $(filter tests/cpp/%,$1),$(TEST_FLAGS))
@@ -101,9 +101,9 @@ TEST_STEMS := $(patsubst tests/cpp/%_test.cc,%,$(TEST_SOURCES))
 MPI_MAIN := tests/cpp/mpi_main.cc
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES) $(MPI_MAIN),\
   $(wildcard tests/cpp/*.cc))
-FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)
-FAKE_NCCL_SOURCES := $(wildcard tests/fake_nccl/*.cc)
-FAKE_GPU_SOURCES := $(wildcard tests/fake_gpu/*.cc)
+FAKE_CUDA_SOURCES := $(wildcard tests/gpu/fake/cuda/*.cc)
+FAKE_NCCL_SOURCES := $(wildcard tests/gpu/fake/nccl/*.cc)
+FAKE_GPU_SOURCES := $(wildcard tests/gpu/fake/device/*.cc)
 BARE_GPU_SOURCE := tests/gpu/bare_gpu.cc
 BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
@@ -194,8 +194,8 @@ comma := ,
 #   timing     what depends on real time, or takes minutes under a sanitizer
 #   mpi        is started by the launcher, and not under the sanitizers: MPI
 #              libraries leak and race by themselves
-# The tests of what needs a GPU find tests/fake_cuda before they find the driver
-# of a real one; those of `nccl` alone find tests/fake_nccl.
+# The tests of what needs a GPU find tests/gpu/fake/cuda before they find the
+# driver of a real one; those of `nccl` alone find tests/gpu/fake/nccl.
 core := c_status cached_schedule conversion coordinator cost_model cpu_variants \
   deadlock difference fusion half heartbeats kernels messages options \
   shared_segment way_choice wire_type
@@ -254,19 +254,19 @@ $(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
 	@rm -f $@
 	@ar rcs $@ $^
 
-# tests/fake_cuda/fake_cuda.h.  An RPATH, as a RUNPATH does not hold for the
+# tests/gpu/fake/cuda/fake_cuda.h.  An RPATH, as a RUNPATH does not hold for the
 # sanitizers' dlopen.
-FAKE_CUDA := $(OUT)/tests/fake_cuda/libcuda.so.1
+FAKE_CUDA := $(OUT)/tests/gpu/fake/cuda/libcuda.so.1
 $(FAKE_CUDA): $(call objects,$(FAKE_CUDA_SOURCES) tfring_ops/base/types.cc)
 	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
-# tests/fake_nccl/fake_nccl.h, which takes the driver that is loaded.
-FAKE_NCCL := $(OUT)/tests/fake_nccl/libnccl.so.2
+# tests/gpu/fake/nccl/fake_nccl.h, which takes the driver that is loaded.
+FAKE_NCCL := $(OUT)/tests/gpu/fake/nccl/libnccl.so.2
 $(FAKE_NCCL): $(call objects,$(FAKE_NCCL_SOURCES))
 	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
 # TensorFlow's device with that driver, which tests/parallel/conftest.py loads.
-FAKE_GPU := $(OUT)/tests/fake_gpu/fake_gpu.so
+FAKE_GPU := $(OUT)/tests/gpu/fake/device/fake_gpu.so
 $(FAKE_GPU): $(call objects,$(FAKE_GPU_SOURCES)) $(FAKE_CUDA)
-	@$(CXX) -shared -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN/../fake_cuda' \
+	@$(CXX) -shared -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN/../cuda' \
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
 .PHONY: fake-gpu
 fake-gpu: $(FAKE_GPU) $(FAKE_NCCL) $(BARE_GPU)
@@ -280,9 +280,9 @@ $(foreach group,$(GROUPS),$(eval $(OUT)/tests/cpp/$(group)_tests: $(call objects
 $(OUT)/tests/cpp/nccl_tests: $(call objects,tfring_ops/runtime/device_lane.cc)
 $(OUT)/tests/cpp/mpi_tests: $(call objects,$(MPI_MAIN)) $(RUNTIME) $(OUT)/libmpi_transport.a
 $(patsubst %,$(OUT)/tests/cpp/%_tests,cuda nccl mpi timing): LINK_FLAGS := \
-  -Wl,-rpath,'$$ORIGIN/../fake_cuda' -Wl,--disable-new-dtags
+  -Wl,-rpath,'$$ORIGIN/../gpu/fake/cuda' -Wl,--disable-new-dtags
 $(patsubst %,$(OUT)/tests/cpp/%_tests,cuda nccl mpi timing): | $(FAKE_CUDA)
-$(OUT)/tests/cpp/nccl_tests: LINK_FLAGS += -Wl,-rpath,'$$ORIGIN/../fake_nccl'
+$(OUT)/tests/cpp/nccl_tests: LINK_FLAGS += -Wl,-rpath,'$$ORIGIN/../gpu/fake/nccl'
 $(OUT)/tests/cpp/nccl_tests: | $(FAKE_NCCL)
 $(OUT)/tests/cpp/mpi_tests: LINK_FLAGS += $(MPI_LINK_FLAGS) \
   $(patsubst -L%,-Wl$(comma)-rpath$(comma)%,$(filter -L%,$(MPI_LINK_FLAGS)))

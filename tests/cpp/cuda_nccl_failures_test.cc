@@ -64,7 +64,7 @@ TEST(CudaNcclChoiceTest, TheLibraryIsFound) {
   const auto nccl = NcclLibrary::Get();
   ASSERT_TRUE(nccl.ok()) << nccl.status();
   EXPECT_EQ((*nccl)->version(), 22105);
-  EXPECT_THAT((*nccl)->path(), HasSubstr("fake_nccl/libnccl.so.2"));
+  EXPECT_THAT((*nccl)->path(), HasSubstr("fake/nccl/libnccl.so.2"));
 }
 
 TEST(CudaNcclChoiceTest, AGpuForEachRank) {

@@ -1,4 +1,4 @@
-// GPUs of tests/fake_cuda, and tensors on them.
+// GPUs of tests/gpu/fake/cuda, and tensors on them.
 #ifndef TESTS_CPP_FAKE_GPU_H_
 #define TESTS_CPP_FAKE_GPU_H_
 
@@ -11,7 +11,7 @@
 
 #include "tests/cpp/await.h"
 #include "tests/cpp/elements.h"
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/kernels/cuda_kernels.h"

@@ -1,4 +1,4 @@
-// Ranks with the fake NCCL (tests/fake_nccl), and a fake GPU each.
+// Ranks with the fake NCCL (tests/gpu/fake/nccl), and a fake GPU each.
 #ifndef TESTS_CPP_NCCL_RANKS_H_
 #define TESTS_CPP_NCCL_RANKS_H_
 
@@ -11,7 +11,7 @@
 
 #include "tests/cpp/cuda_ranks.h"
 #include "tests/cpp/fake_gpu.h"
-#include "tests/fake_nccl/fake_nccl.h"
+#include "tests/gpu/fake/nccl/fake_nccl.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/kernels/cuda.h"

@@ -10,7 +10,6 @@ are in flight. It does not use TensorFlow.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import re
@@ -29,7 +28,6 @@ import bare_gpu  # noqa: E402
 from tfring.launcher import prepare  # noqa: E402
 
 JOBS = ((2, "1"), (3, "1"), (4, "1"), (2, "0"))  # ranks, TFRING_CUDA_IPC
-_HELD, _URGENT_STREAMS = 2, 2  # the place of the fake's option, and its value
 _JOB_SECONDS, _RANK_SECONDS = 90, 60
 _SECONDS_BEFORE = 1.0
 
@@ -48,9 +46,7 @@ def as_rank() -> None:
     begin = time.monotonic()
     if is_lost:
         if bare_gpu.is_fake():
-            options = bare_gpu.driver().FakeCudaOptions
-            options.restype = ctypes.POINTER(ctypes.c_int)
-            options()[_HELD] = _URGENT_STREAMS
+            bare_gpu.hold_urgent_streams()
         threading.Timer(
             _SECONDS_BEFORE, lambda: os.kill(os.getpid(), signal.SIGKILL)
         ).start()

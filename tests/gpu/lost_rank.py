@@ -7,7 +7,6 @@ streams before the kill.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -16,7 +15,6 @@ import threading
 from pathlib import Path
 
 import tensorflow as tf
-from tensorflow.python.framework import load_library
 
 import tfring
 from tfring import elastic
@@ -24,7 +22,6 @@ from tfring import elastic
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bare_gpu
 
-_HELD, _URGENT_STREAMS = 2, 2  # the place of the option, and its value
 _STEPS, _LAST_OF_ALL = 6, 3
 
 
@@ -37,9 +34,7 @@ def total() -> tf.Tensor:
 def kill_soon() -> None:
     """Kills this process after it has enqueued its part, or while it waits."""
     if bare_gpu.is_fake():
-        options = bare_gpu.driver().FakeCudaOptions
-        options.restype = ctypes.POINTER(ctypes.c_int)
-        options()[_HELD] = _URGENT_STREAMS
+        bare_gpu.hold_urgent_streams()
     kill = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
     kill.start()
     total()
@@ -62,8 +57,7 @@ def train(state: elastic.TensorFlowState) -> None:
 def main() -> None:
     """Fails if a value is wrong, or if it takes too long."""
     if bare_gpu.is_fake():
-        load_library.load_pluggable_device_library(str(bare_gpu.FAKE_GPU))
-        ctypes.CDLL(str(bare_gpu.FAKE_NCCL))
+        bare_gpu.load_fake_gpu()
     tfring.init()
     with tf.device("GPU:0"):
         variable = tf.Variable(tf.zeros([100_000]))

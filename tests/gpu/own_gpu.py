@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 import tensorflow as tf
-from tensorflow.python.framework import load_library
 
 import bare_gpu
 import tfring
@@ -17,7 +16,7 @@ import tfring
 
 def test_the_idiom_of_horovods_scripts():
     if bare_gpu.is_fake():
-        load_library.load_pluggable_device_library(str(bare_gpu.FAKE_GPU))
+        bare_gpu.load_fake_gpu()
     tfring.init()
     rank, size = tfring.local_rank(), tfring.local_size()
     gpus = tf.config.list_physical_devices("GPU")

@@ -6,8 +6,8 @@ job crashes or hangs, its current test fails, and the next job runs the
 remaining tests. The report is Markdown, for docs/gpu-validation.md. The folder
 --output also has it, with the output of the jobs.
 
-A machine without a GPU uses the fake GPU of tests/fake_cuda and tests/fake_gpu.
-Tests that need a real GPU are then skipped.
+A machine without a GPU uses the fake GPU of tests/gpu/fake. Tests that need a
+real GPU are then skipped.
 
   .venv/bin/python tests/gpu/validate.py --parts=kernels,ipc --ranks=2
 """

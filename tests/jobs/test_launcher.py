@@ -315,8 +315,8 @@ def test_check_build(run):
 
 
 def test_check_build_with_a_gpu(run):
-    native = Path(__file__).parents[2] / "build/native/plain/tests"
-    libraries = [native / "fake_cuda", native / "fake_nccl"]
+    fakes = Path(__file__).parents[2] / "build/native/plain/tests/gpu/fake"
+    libraries = [fakes / "cuda", fakes / "nccl"]
     if not all(path.is_dir() for path in libraries):
         pytest.skip("`make fake-gpu` has not built the fake driver")
     output = run(

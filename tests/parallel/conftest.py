@@ -4,14 +4,13 @@ A test is a collective. A failure on one rank leaves the remaining ranks
 waiting, so the failing rank reports it and ends the job.
 
 With TFRING_TEST_DEVICE=GPU:0 the tensors of the tests are on that device. If
-TensorFlow has no GPU, the tests use the fake GPU of tests/fake_gpu, and tests
-of XLA are skipped.
+TensorFlow has no GPU, the tests use the fake GPU of tests/gpu/fake/device, and
+tests of XLA are skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
@@ -28,6 +27,7 @@ import pytest
 import tensorflow as tf
 from keras.src.trainers import trainer
 
+import bare_gpu
 import tfring
 
 # The limit of a test without a mark `timeout`; less than pytest-timeout's own,
@@ -36,23 +36,9 @@ _TIMEOUT_SECONDS = 270
 
 
 _DEVICE = os.environ.get("TFRING_TEST_DEVICE", "")
-_FAKES = Path(__file__).parents[2] / "build/native/plain/tests"
-
-
-def _load_fake_gpu() -> None:
-    from tensorflow.python.framework import load_library
-
-    load_library.load_pluggable_device_library(
-        str(_FAKES / "fake_gpu/fake_gpu.so")
-    )
-    # tfring finds it by its name, as it is there.
-    ctypes.CDLL(str(_FAKES / "fake_nccl/libnccl.so.2"))
-
-
 _ON_FAKE_GPU = bool(_DEVICE) and not tf.config.list_physical_devices("GPU")
 if _ON_FAKE_GPU:
-    # This must run before TensorFlow makes its devices.
-    _load_fake_gpu()
+    bare_gpu.load_fake_gpu()
     # Keras resolves "auto" to XLA otherwise.
     trainer.Trainer._resolve_auto_jit_compile = lambda model: False
     # These optimizers create new ops after the placement of ops on devices.

@@ -1,4 +1,4 @@
-"""The driver of tests/fake_cuda, where it is in use."""
+"""The driver of tests/gpu/fake/cuda, where it is in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OTHER_STREAMS = 2
 
 
 class Options(ctypes.Structure):
-    """The first options of tests/fake_cuda/fake_cuda.h."""
+    """The first options of tests/gpu/fake/cuda/fake_cuda.h."""
 
     _fields_ = (
         ("delay_us", ctypes.c_int),

@@ -24,7 +24,7 @@ def _collectives_of_nccl() -> int | None:
         find = ctypes.CDLL("libnccl.so.2").FakeNcclOptions
     except (OSError, AttributeError):
         return None
-    # The seventh of those in tests/fake_nccl/fake_nccl.h.
+    # The seventh of those in tests/gpu/fake/nccl/fake_nccl.h.
     find.restype = ctypes.POINTER(ctypes.c_int * 7)
     return int(find().contents[6])
 

@@ -100,7 +100,7 @@ def test_every_source_is_in_one_target():
         for path in files("tfring_ops", "tests/cpp")
         if not NATIVE_ALONE.fullmatch(path)
     }
-    assert {*of_targets} - {*files("tests/fake_cuda")} == expected
+    assert {*of_targets} - {*files("tests/gpu/fake/cuda")} == expected
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -173,7 +173,7 @@ def test_only_tf_and_xla_know_tensorflow():
 
 def test_includes_are_written_from_the_root():
     known = (
-        *("tfring_ops/", "tests/cpp/", "tests/fake_cuda/", "tests/fake_nccl/"),
+        *("tfring_ops/", "tests/cpp/", "tests/gpu/fake/"),
         *("absl/", "gmock/", "gtest/", "tensorflow/", "tsl/", "xla/"),
     )
     for path in files("tfring_ops", "tests/cpp"):

@@ -1,4 +1,4 @@
-#include "tests/fake_nccl/meeting.h"
+#include "tests/gpu/fake/nccl/meeting.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/fake_cuda/entry.h"
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/entry.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/cuda_pieces.h"
 

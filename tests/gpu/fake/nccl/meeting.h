@@ -1,6 +1,6 @@
 // Shared memory where the ranks of a communicator meet.
-#ifndef TESTS_FAKE_NCCL_MEETING_H_
-#define TESTS_FAKE_NCCL_MEETING_H_
+#ifndef TESTS_GPU_FAKE_NCCL_MEETING_H_
+#define TESTS_GPU_FAKE_NCCL_MEETING_H_
 
 #include <array>
 #include <atomic>
@@ -75,4 +75,4 @@ class Meeting {
 
 }  // namespace tfring::fake_nccl
 
-#endif  // TESTS_FAKE_NCCL_MEETING_H_
+#endif  // TESTS_GPU_FAKE_NCCL_MEETING_H_

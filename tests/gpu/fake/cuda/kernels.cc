@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 #include "tfring_ops/base/half.h"
 
 namespace cuda_source {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 
 namespace tfring::fake_cuda {
 namespace {

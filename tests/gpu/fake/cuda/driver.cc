@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/fake_cuda/entry.h"
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/entry.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 
 using namespace tfring::fake_cuda;  // NOLINT(google-build-using-namespace)
 

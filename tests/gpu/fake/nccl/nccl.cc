@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/fake_nccl/fake_nccl.h"
-#include "tests/fake_nccl/meeting.h"
+#include "tests/gpu/fake/nccl/fake_nccl.h"
+#include "tests/gpu/fake/nccl/meeting.h"
 #include "tfring_ops/base/half.h"
 
 using namespace tfring::fake_nccl;  // NOLINT(google-build-using-namespace)

@@ -55,8 +55,8 @@
 //                  memory
 //   DEPTH          n: a stream of GPU 0 holds n tasks, and a caller with one
 //                  more task waits; 0: any number
-#ifndef TESTS_FAKE_CUDA_FAKE_CUDA_H_
-#define TESTS_FAKE_CUDA_FAKE_CUDA_H_
+#ifndef TESTS_GPU_FAKE_CUDA_FAKE_CUDA_H_
+#define TESTS_GPU_FAKE_CUDA_FAKE_CUDA_H_
 
 #include <atomic>
 #include <cstddef>
@@ -254,4 +254,4 @@ void Await(const std::atomic<uint32_t>& value, uint32_t number, Stream* stream);
 
 }  // namespace tfring::fake_cuda
 
-#endif  // TESTS_FAKE_CUDA_FAKE_CUDA_H_
+#endif  // TESTS_GPU_FAKE_CUDA_FAKE_CUDA_H_

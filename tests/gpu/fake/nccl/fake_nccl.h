@@ -1,5 +1,5 @@
-// NCCL for the GPUs of tests/fake_cuda.  It replaces libnccl.so.2 on machines
-// without one, so that the code that calls NCCL runs in tests.
+// NCCL for the GPUs of tests/gpu/fake/cuda.  It replaces libnccl.so.2 on
+// machines without one, so that the code that calls NCCL runs in tests.
 //
 // A collective is a task of the stream.  It meets the tasks of its peers,
 // threads or processes, in shared memory.  The fake returns errors for uses
@@ -21,8 +21,8 @@
 //   LAUNCHED       how many of these are on their streams
 //   BEGUN          and how many of these have begun on their GPUs
 //   ANY_ORDER      1: launches in different orders are not reported
-#ifndef TESTS_FAKE_NCCL_FAKE_NCCL_H_
-#define TESTS_FAKE_NCCL_FAKE_NCCL_H_
+#ifndef TESTS_GPU_FAKE_NCCL_FAKE_NCCL_H_
+#define TESTS_GPU_FAKE_NCCL_FAKE_NCCL_H_
 
 #include <atomic>
 
@@ -35,4 +35,4 @@ struct Options {
 
 }  // namespace tfring::fake_nccl
 
-#endif  // TESTS_FAKE_NCCL_FAKE_NCCL_H_
+#endif  // TESTS_GPU_FAKE_NCCL_FAKE_NCCL_H_

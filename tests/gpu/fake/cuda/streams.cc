@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 
 namespace tfring::fake_cuda {
 namespace {

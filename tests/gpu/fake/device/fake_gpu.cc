@@ -1,5 +1,5 @@
 // For tests: a device of type "GPU" for a TensorFlow that has no CUDA, with the
-// memory, the streams and the events of the fake driver in tests/fake_cuda.
+// memory, the streams and the events of the fake driver in tests/gpu/fake/cuda.
 //
 // TensorFlow makes four streams for a GPU: one that computes, and one each for
 // copies to the device, to the host, and between devices.  It orders them by
@@ -20,7 +20,7 @@
 
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/c/tf_status.h"
-#include "tests/fake_gpu/driver.h"
+#include "tests/gpu/fake/device/driver.h"
 
 struct SP_Stream_st {
   CUstream stream;
@@ -323,7 +323,7 @@ void CreateDevice(const SP_Platform*, SE_CreateDeviceParams* params,
   device->struct_size = SP_DEVICE_STRUCT_SIZE;
   device->ordinal = params->ordinal;
   device->hardware_name = "fake";
-  device->device_vendor = "tests/fake_cuda";
+  device->device_vendor = "tests/gpu/fake/cuda";
   device->pci_bus_id = "0000:00:00.0";
   Report(0, status);
 }

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tests/fake_cuda/entry.h"
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/entry.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 
 using namespace tfring::fake_cuda;  // NOLINT(google-build-using-namespace)
 

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 
 namespace tfring::fake_cuda {
 namespace {

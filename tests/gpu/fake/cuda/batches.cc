@@ -1,6 +1,6 @@
 // Numbers that streams set and wait for, several in one call.
-#include "tests/fake_cuda/entry.h"
-#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/gpu/fake/cuda/entry.h"
+#include "tests/gpu/fake/cuda/fake_cuda.h"
 
 using namespace tfring::fake_cuda;  // NOLINT(google-build-using-namespace)
 

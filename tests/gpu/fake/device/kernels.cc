@@ -16,7 +16,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tests/fake_gpu/driver.h"
+#include "tests/gpu/fake/device/driver.h"
 
 namespace tfring::fake_gpu {
 namespace {

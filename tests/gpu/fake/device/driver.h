@@ -1,6 +1,6 @@
 // The fake driver, as the device of this folder uses it.
-#ifndef TESTS_FAKE_GPU_DRIVER_H_
-#define TESTS_FAKE_GPU_DRIVER_H_
+#ifndef TESTS_GPU_FAKE_DEVICE_DRIVER_H_
+#define TESTS_GPU_FAKE_DEVICE_DRIVER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -70,4 +70,4 @@ inline void UseContext(int ordinal) {
 
 }  // namespace tfring::fake_gpu
 
-#endif  // TESTS_FAKE_GPU_DRIVER_H_
+#endif  // TESTS_GPU_FAKE_DEVICE_DRIVER_H_
