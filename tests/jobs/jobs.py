@@ -1,5 +1,6 @@
 """How jobs are started, and whether one is still there."""
 
+import contextlib
 import json
 import os
 import re
@@ -94,3 +95,24 @@ def running(marker):
         if marker.encode() in environment and state[0] != "Z":
             pids.append(int(directory.name))
     return pids
+
+
+def listening(proc):
+    """Yields (address, port, inode) of listeners in a process's network."""
+    for line in (proc / "net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A":
+            address, _, port = fields[1].partition(":")
+            octets = reversed(bytes.fromhex(address))
+            yield ".".join(map(str, octets)), int(port, 16), int(fields[9])
+
+
+def sockets_of(pids):
+    """Returns the inodes of the sockets of these processes."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if descriptor.is_socket():
+                    inodes.add(descriptor.stat().st_ino)
+    return inodes

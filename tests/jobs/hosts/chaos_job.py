@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from elastic_launches import Records
-from jobs import FORGIVING_TFRINGRUN
+from jobs import FORGIVING_TFRINGRUN, listening
 
 from host_network import HEAD
 
@@ -43,16 +43,6 @@ def silence_names(network, folder):
     words = ["sh", "-ec", _WITHOUT_NAMES, folder / "resolv.conf"]
     process = network.popen(words)
     assert process.wait() == 0
-
-
-def listening(proc):
-    """Yields (address, port, inode) of listeners in a process's network."""
-    for line in (proc / "net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A":
-            address, _, port = fields[1].partition(":")
-            octets = reversed(bytes.fromhex(address))
-            yield ".".join(map(str, octets)), int(port, 16), int(fields[9])
 
 
 class ChaosJob:
