@@ -4,19 +4,6 @@ from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.workers import Limits, Say
 
-# The kinds of messages that workers send, and their fields.
-FIELDS = {
-    "ready": ["generation", "address", "steps", "building"],
-    "formed": ["generation"],
-    "suspect": ["generation", "worker", "why"],
-    "probed": ["reached", "failed", "why"],
-    "state": ["parts"],
-    "training": ["phase"],
-    "leaving": [],
-    "bye": ["status"],
-    "error": ["text"],
-}
-
 
 class Job:
     """The rules of a job, its messages, and a clock that the test moves."""
@@ -85,20 +72,70 @@ class Job:
         failed = cut[0] if cut else ""
         self.probed(worker, reached, failed, f"it cannot reach {failed}")
 
-    def __getattr__(self, name):
-        def call(worker, *arguments, **more):
-            if name in FIELDS:
-                fields = dict(zip(FIELDS[name], arguments, strict=True), **more)
-                self.membership.heard(worker, {"kind": name, **fields})
-            else:
-                getattr(self.membership, name)(worker, *arguments)
-            if not self.is_behind:
-                self.act()
+    def _act_unless_behind(self):
+        if not self.is_behind:
+            self.act()
 
-        return call
+    def hear(self, sender, kind, **fields):
+        """Has a worker send a message."""
+        self.membership.heard(sender, {"kind": kind, **fields})
+        self._act_unless_behind()
 
     def be_ready(self, worker, generation=0, steps=-1, *, building=False):
-        self.ready(worker, generation, ("127.0.0.1", 1), steps, building)
+        self.hear(
+            worker,
+            "ready",
+            generation=generation,
+            address=("127.0.0.1", 1),
+            steps=steps,
+            building=building,
+        )
+
+    def formed(self, worker, generation):
+        self.hear(worker, "formed", generation=generation)
+
+    def suspect(self, worker, generation, suspected, why):
+        self.hear(
+            worker,
+            "suspect",
+            generation=generation,
+            worker=suspected,
+            why=why,
+        )
+
+    def probed(self, worker, reached, failed, why):
+        self.hear(worker, "probed", reached=reached, failed=failed, why=why)
+
+    def state(self, worker, parts):
+        self.hear(worker, "state", parts=parts)
+
+    def training(self, worker, phase, **more):
+        self.hear(worker, "training", phase=phase, **more)
+
+    def leaving(self, worker):
+        self.hear(worker, "leaving")
+
+    def bye(self, worker, status):
+        self.hear(worker, "bye", status=status)
+
+    def error(self, worker, text):
+        self.hear(worker, "error", text=text)
+
+    def exited(self, worker, status, how):
+        self.membership.exited(worker, status, how)
+        self._act_unless_behind()
+
+    def disconnected(self, worker):
+        self.membership.disconnected(worker)
+        self._act_unless_behind()
+
+    def silent(self, worker, why):
+        self.membership.silent(worker, why)
+        self._act_unless_behind()
+
+    def host_lost(self, host, why):
+        self.membership.host_lost(host, why)
+        self._act_unless_behind()
 
     def end(self, worker, status=0):
         """Has it say that it ends, and end."""
