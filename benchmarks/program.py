@@ -1,6 +1,8 @@
 """The flags, hosts and figures of a benchmark.
 
-Each benchmark makes its parser with `parser`, and ends with `write_figures`.
+A benchmark makes its parser with `parser`, and ends with `write_figures`, or
+with `show_rows` if it has measured in the ranks of one job. gpu.py has a parser
+of its own: it also runs where there is nothing else of this folder.
 """
 
 import argparse

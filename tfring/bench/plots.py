@@ -81,12 +81,14 @@ def line(
 
 def plot(path: Path, heading: str, rows: Sequence[Row]) -> None:
     """Times by size as lines, or as bars if there is but one case."""
-    figure, axes = canvas(6, 4.4, heading)
+    figure, axes = canvas(7, 4.4, heading)
     if len({row.case for row in rows}) == 1:
         _draw_bars(axes, rows)
     else:
         draw_lines_by_size(axes, rows)
-        axes.legend(frameon=False, labelcolor="linecolor")
+        figure.legend(
+            loc="outside right upper", frameon=False, labelcolor="linecolor"
+        )
     figure.savefig(path)
 
 
