@@ -2,10 +2,10 @@
 
   .venv/bin/python benchmarks/between_hosts.py --hosts=2,4,8 --json=hosts.json
 
-The hosts are network namespaces of this machine: it takes root
+The hosts are network namespaces of this machine, which takes root
 (tools/host_network.py). A figure is the share of the bound: the time that
-2 (N - 1) / N times the bytes, for N hosts, take at the rate of a link, by the
-time that it took. The headers of TCP and Ethernet alone cost 4.6% of a link.
+2 (N - 1) / N times the bytes, for N hosts, take at the rate of a link, over the
+measured time. The headers of TCP and Ethernet alone cost 4.6% of a link.
 
 The link must be the limit, and not the cores, which the hosts share: choose
 --rate_mbit so that the CPU time of all ranks together is well below the time
@@ -90,7 +90,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def growth(figures: Sequence[Figure]) -> dict[str, float]:
-    """By how much the time grew from the fewest hosts to the most."""
+    """Returns the time on the most hosts over that on the fewest."""
     fewest = min(f.hosts for f in figures)
     most = max(f.hosts for f in figures)
     seconds = {(f.hosts, f.who): f.median_seconds for f in figures}

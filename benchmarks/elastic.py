@@ -8,18 +8,19 @@ Each kind of fault has a job of its own, which trains by `tfring.elastic.fit`
 and is harmed again and again, each time when it is whole:
 
   kill       a worker is killed, and replaced
-  spare      the same, where a spare waits to take its place
+  spare      a worker is killed, and a waiting spare takes its place
   stop       a worker is stopped
   lost_host  all processes of a host are killed at once, and it comes back
-  cut        a host's link is cut, for six seconds; only then can one join
+  cut        a host's link is cut for six seconds, after which a worker can join
 
 The last two take root: their hosts are network namespaces of this machine
 (tools/host_network.py), with a rank each. `survivor` is the time from the fault
-to the next step of another worker; `joiner`, to the first step of the one that
-takes the lost one's place, less `imports`: what its process took from its start
-until its script had imported Keras and tfring. A spare has done so before.
+to the next step of another worker. `joiner` is the time to the first step of
+the worker that takes the lost one's place, less `imports`: the time from the
+start of its process until its script had imported Keras and tfring. A spare has
+imported them before.
 
-Let the ranks be no more than the cores, or they wait for one another.
+Choose no more ranks than cores: otherwise ranks wait for one another.
 """
 
 import argparse
@@ -43,7 +44,7 @@ CUT_SECONDS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """The cost of a fault, in seconds; see above."""
+    """The cost of a fault in seconds, as the module's docstring explains it."""
 
     kind: str
     survivor: float
@@ -64,7 +65,7 @@ class Turn:
 
 
 class HarmedJob(Job):
-    """A job without end, with faults."""
+    """A job that trains until it is closed, and suffers faults."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class HarmedJob(Job):
         self._harm(kind, self.workers[name])
 
         def survivors() -> list[float]:
-            """When each has done its first step after the new start."""
+            """Returns the times of the others' steps after the new start."""
             return [
                 step.time
                 for other, starts in others.items()
@@ -161,7 +162,7 @@ class HarmedJob(Job):
 
 @contextlib.contextmanager
 def job(kind: str, options: argparse.Namespace) -> Iterator[HarmedJob]:
-    """A job for faults of a kind, once it is whole."""
+    """Yields a job for faults of a kind, once it is whole."""
     with contextlib.ExitStack() as stack:
         network = None
         if kind in BETWEEN_HOSTS:

@@ -4,16 +4,16 @@
 
 A small CNN learns handwritten digits by `tfring.elastic.fit` to the end, once
 undisturbed and once with faults, for each seed of weights, images' order and
-faults. The faults are
+faults. The kinds of faults are:
 
   kill       a worker is killed
   stop       a worker is stopped
   terminate  a worker gets SIGTERM, and leaves with its next commit
   exception  a worker's step raises an error
 
-each when the job has been whole for up to two seconds. A rank that is left
-trains on alone, on smaller batches, until another has joined. Steps are made
-longer, so that there is time for all faults; the undisturbed ones need not be.
+Each fault happens when the job has been whole for up to two seconds. A rank
+that is left trains alone, on smaller batches, until another has joined. Steps
+of the disturbed trainings are longer, so that there is time for all faults.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import program
 from elastic_jobs import Job
 
 SCRIPT = Path(__file__).with_name("elastic_digits.py")
-# From the last fault to the end of the training.
+# The limit from the last fault to the end of the training.
 END_SECONDS = 600
 
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 from program import ROOT, HostNetwork
 
 PATIENCE_SECONDS = 300
-# From when a spare has joined its own job to when it has nothing to do.
+# The time that a spare needs to be ready after it has built its model.
 SPARE_SECONDS = 5
 
 
 class Step(NamedTuple):
-    """A step. Its job is the worker's `starts`-th, of `size` ranks."""
+    """A step in the worker's `starts`-th job, which has `size` ranks."""
 
     starts: int
     size: int
@@ -52,7 +52,7 @@ class Worker:
                 self.steps.append(Step(int(starts), int(size), float(at)))
 
     def trains(self, size: int) -> bool:
-        """Tells if it has just done a step of so many ranks."""
+        """Tells if it has just done a step in a job of `size` ranks."""
         return (
             bool(self.steps)
             and self.steps[-1].size == size
@@ -60,7 +60,7 @@ class Worker:
         )
 
     def waits(self) -> bool:
-        """Tells if it is a spare that is ready, as far as can be seen."""
+        """Tells if it seems to be a spare that is ready."""
         return not self.steps and self.built < time.monotonic() - SPARE_SECONDS
 
 
@@ -89,8 +89,9 @@ class Job:
         Args:
             script: The workers' script; its first argument is the folder.
             arguments: Its other arguments.
-            ranks: How many train; one that is left goes on alone.
-            spares: How many wait.
+            ranks: The number of workers that train. One that is left trains
+                alone.
+            spares: The number of spares.
             network: Its hosts, with a rank each; None for this machine.
         """
         self.network = network
@@ -99,7 +100,9 @@ class Job:
         self.folder = Path(self._files.name)
         for name in ("records", "faults", "results"):
             (self.folder / name).mkdir()
-        self._read: Counter[str] = Counter()  # Characters, of each file.
+        self._read: Counter[str] = (
+            Counter()
+        )  # The characters of each file that have been read.
         self.workers: dict[str, Worker] = {}
         self.lost: set[str] = set()
         start = network.popen if network else subprocess.Popen
@@ -141,7 +144,7 @@ class Job:
                 worker.take(line)
 
     def training(self) -> list[str]:
-        """The workers that have just done a step of all ranks, in order."""
+        """Returns the workers that have just done a step of all ranks."""
         return sorted(
             name
             for name, worker in self.workers.items()
@@ -166,7 +169,7 @@ class Job:
 
         Raises:
             RuntimeError: The job has ended.
-            TimeoutError: It does not in `PATIENCE_SECONDS`.
+            TimeoutError: They do not within `PATIENCE_SECONDS`.
         """
         end = time.monotonic() + PATIENCE_SECONDS
         self.look()

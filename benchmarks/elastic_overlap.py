@@ -1,14 +1,14 @@
-"""How much of the communication overlaps: over TCP as in elastic jobs, and MPI.
+"""Measures how much communication overlaps, over TCP and over MPI.
 
   .venv/bin/python benchmarks/elastic_overlap.py --model=cnn --rounds=3
 
-Two jobs train the model of steps.py between hosts by turns, with a
-rank on each, which are network namespaces of this machine: it takes root
-(tools/host_network.py). `overlap` is the share of the time in which buckets ran
-in which no operation waited for them, by the timeline, of the rank that has the
-least and the one that has the most; `step` is the time of a step.
+Two jobs train the model of steps.py by turns, with a rank on each host. The
+hosts are network namespaces of this machine, which takes root
+(tools/host_network.py). `overlap` comes from the timeline: the share of the
+time of running buckets in which no operation waited for them, on the rank with
+the least and on the rank with the most. `step` is the time of a step.
 
-Let the hosts be no more than the cores: each rank has one for itself.
+Choose no more hosts than cores: each rank has a core for itself.
 """
 
 import argparse

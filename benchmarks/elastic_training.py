@@ -2,10 +2,10 @@
 
     elastic_training.py FOLDER LAYERS WIDTH BATCH_SIZE
 
-Lines of FOLDER/records/WORKER: "process HOST PID START" once all is imported,
-"built", and for each step "step STARTS SIZE", all with the seconds of the clock
-that all processes of a machine share. START is on it, too; STARTS is how many
-jobs the process has been a member of.
+FOLDER/records/WORKER has the lines "process HOST PID START" once all is
+imported, "built", and for each step "step STARTS SIZE". Each line ends with the
+seconds of the clock that all processes of a machine share. START is a time of
+that clock; STARTS is the number of jobs that the process has been a member of.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def seconds_of_start() -> float:
-    """When this process was made."""
+    """Returns when this process was made."""
     ticks = int(
         Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     )

@@ -3,9 +3,9 @@
   tfringrun -np 2 .venv/bin/python benchmarks/exchange_losses.py
 
 A transformer of one block learns the characters of Python's standard library.
-All exchanges see equally many samples, from the same weights, by the
-same schedule; a table has the loss on text that none has seen, for each seed,
-and how far it is above that of the first exchange.
+All exchanges train on equally many samples, from the same weights, with the
+same schedule. A table has the loss on text that no training has seen, for each
+seed, and how far it is above that of the first exchange.
 """
 
 import argparse

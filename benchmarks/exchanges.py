@@ -7,7 +7,7 @@ from typing import Any
 
 import tfring
 
-# The names of classes.
+# The classes of tfring, by the word on the command line.
 _SYNCS = {"localsgd": "LocalSGD", "diloco": "DiLoCo", "gossip": "Gossip"}
 _KNOWN_SYNCS = ("none", *_SYNCS)
 _KNOWN_COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
@@ -21,7 +21,7 @@ class Exchange:
         sync: "none" or a key of `_SYNCS`.
         every: The number of steps in a round; 1 for "none".
         compression: "none", "fp16", "bf16" or "powersgd".
-        rank: That of PowerSGD.
+        rank: The rank of PowerSGD's factors.
     """
 
     sync: str
@@ -31,7 +31,7 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """The words on the command line; empty for the default."""
+        """The words on the command line, which are empty for the default."""
         words = []
         if self.sync != "none":
             words.append(f"{self.sync}:{self.every}")
@@ -45,7 +45,7 @@ class Exchange:
         """Returns arguments of `tfring.DistributedOptimizer`.
 
         Args:
-            start: The number of first steps as without them.
+            start: The number of first steps that exchange whole gradients.
         """
         options: dict[str, Any] = {}
         if self.sync != "none":

@@ -4,10 +4,10 @@
 
 A machine that has been up for long has few huge pages left. A program that
 asks for one waits until the kernel has moved small pages away, or gets small
-ones. So this takes nearly all free memory in small pages, and gives back seven
-of each eight. It prints how much memory is free, and how much of that in pieces
-of 2 MiB or more. It frees the rest when the command has ended. It takes a Linux
-without other work, and no root.
+ones. So this program takes nearly all free memory in small pages, and gives
+back seven of each eight. It prints how much memory is free, and how much of
+that is in pieces of 2 MiB or more. It frees the rest when the command has
+ended. It needs Linux without other work, and no root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HUGE_ORDER = 9
 
 
 def free_bytes() -> tuple[int, int]:
-    """How many bytes are free, and in blocks of 2 MiB or more."""
+    """Returns the free bytes, and those in blocks of 2 MiB or more."""
     total = huge = 0
     for line in Path("/proc/buddyinfo").read_text().splitlines():
         for order, count in enumerate(line.split()[4:]):
@@ -38,7 +38,7 @@ def free_bytes() -> tuple[int, int]:
 
 
 def fragment(leave: int) -> list[mmap.mmap]:
-    """Returns memory that lies between all that is free, but for `leave`."""
+    """Returns memory between all free memory, except for `leave` bytes."""
     pieces = []
     # Small pages are taken from small blocks as long as there are any.
     while free_bytes()[1] > leave:

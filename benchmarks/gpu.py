@@ -47,11 +47,11 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import bare_gpu  # noqa: E402
 
-# The least shares that the project is content with. Packing leaves half of the
-# GPU to backpropagation; IPC's is with Multi-Process Service.
+# The least shares that the project accepts. Packing leaves half of the GPU to
+# backpropagation. IPC's share holds with Multi-Process Service.
 GOALS = {"pack": 0.5, "unpack": 0.5, "ipc": 0.4, "staged": 0.7, "keras": 0.97}
 _ROUNDS, _REPETITIONS = 5, 5
-_WAYS = ("ipc", "1"), ("staged", "0")  # and TFRING_CUDA_IPC
+_TRANSPORTS = ("ipc", "1"), ("staged", "0")  # and TFRING_CUDA_IPC
 _PACKED_TENSORS = 256
 # The sizes of the last table are parts of --bytes.
 _SIZE_DIVISORS = (1, 16, 256)
@@ -74,7 +74,7 @@ def seconds_of(
 
 
 def measure_copies(count_bytes: int) -> dict[str, float]:
-    """Seconds of copies, and of packing many tensors. One rank."""
+    """Returns seconds of copies and of packing many tensors; on one rank."""
     gpu = bare_gpu.Gpu()
     a, b = gpu.memory(count_bytes), gpu.memory(count_bytes)
     host = gpu.pinned(count_bytes)
@@ -95,7 +95,7 @@ def measure_copies(count_bytes: int) -> dict[str, float]:
 
 
 def measure_allreduce(count_bytes: int) -> dict[str, float]:
-    """Seconds of an allreduce of float32. Every rank calls it."""
+    """Returns seconds of an allreduce of float32. Collective."""
     gpu = bare_gpu.Gpu()
     world = bare_gpu.start_engine()
     memory = gpu.array(np.zeros(count_bytes // 4, np.float32))
@@ -109,7 +109,7 @@ def measure_allreduce(count_bytes: int) -> dict[str, float]:
 
 
 def measure_sizes(count_bytes: int) -> dict[str, float]:
-    """Seconds of an allreduce, and of a copy, of each size. Two ranks."""
+    """Returns seconds of an allreduce and a copy by size. Takes two ranks."""
     gpu = bare_gpu.Gpu()
     world = bare_gpu.start_engine()
     memory = gpu.array(np.zeros(count_bytes // 4, np.float32))
@@ -137,7 +137,7 @@ def measure_sizes(count_bytes: int) -> dict[str, float]:
 
 
 def measure_keras(count_bytes: int) -> dict[str, float]:
-    """Seconds of a step of four dense layers, `count_bytes` in all."""
+    """Returns seconds of a step of four dense layers of `count_bytes`."""
     import keras
     import tensorflow as tf
 
@@ -157,7 +157,7 @@ def measure_keras(count_bytes: int) -> dict[str, float]:
         )
         model.compile(optimizer, "mse")
         steps[name] = model.train_on_batch
-    # In turns, as a machine's speed drifts.
+    # The two take turns because the speed of a machine drifts.
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(_ROUNDS):
         for name, step in steps.items():
@@ -197,7 +197,7 @@ def run(
             *(sys.executable, __file__, f"--bytes={count_bytes}"),
             *(f"--measure={measure}", f"--json={path}"),
         ]
-        # Else each rank has a GPU of its own.
+        # Without this variable each rank has a GPU of its own.
         defaults = {"CUDA_VISIBLE_DEVICES": "0"} if on_one_gpu else {}
         subprocess.run(
             command,
@@ -221,7 +221,7 @@ def why_not_nccl() -> str:
 
 
 def of_own_gpus(count_bytes: int) -> dict[str, float]:
-    """Seconds of an allreduce by the ring and by NCCL, on a GPU each."""
+    """Returns seconds by the ring and by NCCL, with a GPU for each rank."""
     return {
         f"{backend}, a GPU each": run(
             "allreduce",
@@ -235,9 +235,9 @@ def of_own_gpus(count_bytes: int) -> dict[str, float]:
 
 
 def of_sizes(count_bytes: int) -> list[str]:
-    """Returns rows: way, size, of the ring and of a copy in GB/s."""
+    """Returns rows: transport, size, GB/s of the ring and of a copy."""
     rows = []
-    for way, ipc in _WAYS:
+    for transport, ipc in _TRANSPORTS:
         seconds = run("sizes", 2, count_bytes, TFRING_CUDA_IPC=ipc)
         for divisor in _SIZE_DIVISORS:
             size = count_bytes / divisor
@@ -245,16 +245,18 @@ def of_sizes(count_bytes: int) -> list[str]:
                 f"{size / seconds[f'{what} {divisor}'] / 1e9:.2f}"
                 for what in ("allreduce", "copy")
             )
-            rows.append(f"| {' | '.join((way, f'{size / 2**20:g}', *rates))} |")
+            rows.append(
+                f"| {' | '.join((transport, f'{size / 2**20:g}', *rates))} |"
+            )
     return rows
 
 
 def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds, and the shares of the bounds; see the top of this file."""
+    """Returns seconds, and the shares of the bounds, as explained above."""
     seconds = run("copies", 1, count_bytes)
     copy = seconds["copy"]
     host = max(seconds["to host"], seconds["from host"])
-    for name, ipc in _WAYS:
+    for name, ipc in _TRANSPORTS:
         seconds[name] = run("allreduce", 2, count_bytes, TFRING_CUDA_IPC=ipc)[
             "allreduce"
         ]

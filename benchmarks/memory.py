@@ -201,7 +201,7 @@ def _mlp() -> _Model:
 
 
 def _vgg16() -> _Model:
-    """VGG-16's convolutions, on images of 64 by 64."""
+    """Makes VGG-16's convolutions, for images of 64 by 64."""
     blocks = [
         keras.Sequential(
             [
@@ -221,7 +221,7 @@ def _vgg16() -> _Model:
 
 
 class UNet(keras.layers.Layer):
-    """Down four times and up again, with skips between the same sizes."""
+    """Halves the sides four times and doubles them again, with skips."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ _MODELS: dict[str, Callable[[], _Model]] = {
 
 
 def plot(path: Path, rows: Sequence[Row]) -> None:
-    """Time over memory, a point for each policy."""
+    """Draws time over memory, with a point for each policy."""
     figure, axes = plots.canvas(8, 5, rows[0].case)
     for row in rows:
         point = ((row.added_bytes or 0) / 2**20, row.seconds.median * 1e3)

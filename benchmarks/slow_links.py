@@ -21,7 +21,7 @@ STEPS = Path(__file__).with_name("steps.py")
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One way to train, or one peer's exchange."""
+    """The result of one way to train, or of one peer's exchange."""
 
     who: str
     seconds: float

@@ -157,7 +157,7 @@ $(BUILD)/cubins/sm_%.cubin: tfring_ops/kernels/cuda_kernels.ptx
 # ---- The op library ----
 
 library: $(LIBRARY)
-# The same with functions for tests/gpu: tools/bare_gpu.py.
+# The op library with the functions of tests/gpu/bare_gpu.cc.
 BARE_GPU := $(OUT)/tests/gpu/libtfring_ops.so
 $(BARE_GPU): $(call objects,$(BARE_GPU_SOURCE))
 # -z defs: an undefined symbol is an error here, and not in a user's process.
@@ -169,7 +169,7 @@ $(LIBRARY) $(BARE_GPU): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 \
 	  -l:libtensorflow_cc.so.2 $(MPI_LINK_FLAGS)
 
-# The latter without TensorFlow's operations, for VARIANT=standalone.  absl lies
+# That library without TensorFlow's operations, for VARIANT=standalone.  absl lies
 # beside it: Debian's archives are not made for shared libraries.  An RPATH, as
 # a RUNPATH does not hold for the libraries that absl's ask for.
 STANDALONE := $(OUT)/libtfring_ops.so

@@ -1,6 +1,6 @@
-"""A job with a rank that comes to harm ends in time, and leaves nothing behind.
+"""A job whose rank is killed, or lacks files or room, leaves nothing behind.
 
-Neither processes, nor files of its temporary folder, nor shared memory.
+It ends in time, and its processes, its files and its shared memory are gone.
 """
 
 import shutil

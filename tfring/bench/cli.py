@@ -238,7 +238,7 @@ def _present_peers(names: Sequence[str], dtype: str) -> list[str]:
 
 
 class _Progress:
-    """A bar on rank 0, where people look; a line now and then in a file."""
+    """Shows a bar on rank 0; in a file, a line every five seconds."""
 
     def __init__(self, total: int) -> None:
         import keras

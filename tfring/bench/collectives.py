@@ -86,7 +86,7 @@ class Empty(Simple):
 
 
 def empty_function(tensors: Any, arrays: Any) -> Empty:
-    """Returns one that calls a `tf.function` which returns its arguments."""
+    """Returns a contestant whose `tf.function` returns its arguments."""
     function = tf.function(lambda x: tf.nest.map_structure(tf.identity, x))
     return Empty("empty function", lambda: function(tensors), arrays)
 
@@ -107,8 +107,8 @@ class InPlace(Contestant):
         super().__init__("tfring in place")
         self.operations_per_call = 1 + self._CHAIN
         self._tensors = list(tensors)
-        # Whole numbers times a power of the size: they overflow to infinity in
-        # float16 at worst, which the ranks agree on.
+        # These are whole numbers times a power of the size. At worst they
+        # overflow to infinity in float16, on all ranks alike.
         factor = tfring.size() ** self._CHAIN
         self._expected = [total * factor for total in totals]
 
@@ -135,7 +135,7 @@ class InPlace(Contestant):
 
 def _operation(kind: str) -> Callable[[tf.Tensor], Any]:
     options = {"op": tfring.Sum} if KINDS[kind].reduces else {}
-    # The cost of a Python function would count.
+    # A partial function costs less than a function of Python.
     return functools.partial(
         getattr(tfring, kind), **options, **KINDS[kind].arguments
     )

@@ -40,7 +40,7 @@ def contestants(
 ) -> list[Contestant]:
     """Reduces them with tfring, in each of `modes`.
 
-    In a `tf.function` they go the way of `DistributedOptimizer`.
+    A `tf.function` reduces them as `DistributedOptimizer` does.
     """
     gradients = [tf.constant(array) for array in mine]
     result: list[Contestant] = []

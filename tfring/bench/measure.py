@@ -22,7 +22,7 @@ import tfring
 from tfring._core import monitor
 from tfring.bench.statistics import Row, Spread
 
-# Length of a contestant's turn in a round, if one call takes less.
+# The length of a contestant's turn in a round, if one call takes less.
 _TURN_SECONDS = 0.05
 _MOST_CALLS = 200
 _WARM_UP_CALLS = 3
@@ -31,26 +31,26 @@ _LONG_CALL_SECONDS = 0.5
 
 
 class Contestant(abc.ABC):
-    """One way to do the measured task; every rank takes part in it."""
+    """Does the measured task with one library; every rank takes part."""
 
     # A contestant that does nothing has no bandwidth.
     moves_bytes = True
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Number of operations in a call.
+        # The number of operations in a call.
         self.operations_per_call = 1
 
     @abc.abstractmethod
     def call(self) -> Any:
-        """Does it once, to its end."""
+        """Does the task once, to its end."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Does it once and compares the result.
+        """Does the task once and compares the result.
 
         Raises:
-            AssertionError: It is wrong.
+            AssertionError: The result is wrong.
         """
 
     def seconds(self, calls: int) -> float:
@@ -141,7 +141,7 @@ def measure(
         is_long = taken_by_check > _LONG_CALL_SECONDS
         warm_up_calls = 1 if is_long else _WARM_UP_CALLS
         added_bytes = _added_bytes(contestant, before, warm_up_calls)
-        # Warm by now.
+        # The contestant is warm by now.
         once = max(_gathered(contestant.seconds(warm_up_calls)))
         calls = round(_TURN_SECONDS / max(once, _TURN_SECONDS / _MOST_CALLS))
         calls = max(1, calls)
@@ -222,7 +222,7 @@ def _added_bytes(contestant: Contestant, before: int, calls: int) -> int | None:
         # Resets the peak to the memory in use now.
         Path("/proc/self/clear_refs").write_text("5")
         is_reset = True
-    except OSError:  # No Linux, or not allowed.
+    except OSError:  # This is no Linux, or it does not allow that.
         is_reset = False
     contestant.seconds(calls)
     added = _memory_bytes("VmHWM") - before

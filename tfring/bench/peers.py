@@ -1,7 +1,7 @@
-"""Other libraries that do the same, measured in the same rounds.
+"""Other libraries with the same collectives, measured in the same rounds.
 
-Each takes NumPy arrays, one by one. To add a library, add a function as those
-below to `PEERS`, and what it needs to `missing`.
+Each takes NumPy arrays, one by one. To add a library, add a function to
+`PEERS`, and its requirements to `missing`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def contestants(
 
 
 class _Together(Simple):
-    """Calls on several arrays, in order."""
+    """Calls a peer for several arrays, in order."""
 
     def __init__(
         self, name: str, calls: Sequence[Call], expected: list[Array]

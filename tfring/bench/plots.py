@@ -13,8 +13,8 @@ from typing import Any
 from tfring.bench.sizes import format_bytes
 from tfring.bench.statistics import Row
 
-# By the first word of a contestant's name. They have a contrast of at least 3
-# with white pages and with the documentation's dark ones.
+# The keys are the first words of contestants' names. The colours have a
+# contrast of at least 3 with white pages and with the dark pages of the documentation.
 COLOURS = {
     "tfring": "#e8590c",
     "mpi": "#3b82d6",
@@ -22,7 +22,7 @@ COLOURS = {
     "empty": "#a06cd5",
 }
 TEXT_COLOUR = "#808080"
-# By the rest of the name, up to a comma.
+# The keys are the rests of the names, up to a comma.
 _DASHES = {"in place": "-", "function": "--", "jit": "-.", "eager": ":"}
 FONT_POINTS = 11
 
@@ -49,7 +49,7 @@ def canvas(width: float, height: float, heading: str = "") -> tuple[Any, Any]:
 
 
 def colour(who: str) -> str:
-    """The colour of a contestant; grey if it is none, such as a bare copy."""
+    """Returns the colour of a contestant; grey for others, such as a copy."""
     return COLOURS.get(who.split()[0], TEXT_COLOUR)
 
 
@@ -80,7 +80,7 @@ def line(
 
 
 def plot(path: Path, heading: str, rows: Sequence[Row]) -> None:
-    """Times by size as lines, or as bars if there is but one case."""
+    """Draws times by size as lines, or as bars if there is only one case."""
     figure, axes = canvas(7, 4.4, heading)
     if len({row.case for row in rows}) == 1:
         _draw_bars(axes, rows)

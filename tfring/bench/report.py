@@ -1,4 +1,4 @@
-"""Shows rows: as a table, as JSON."""
+"""Shows rows as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def table(rows: Sequence[Row]) -> str:
     widths = [max(map(len, column)) for column in columns]
     shown = []
     for cells in zip(*columns, strict=True):
-        # Words to the left, figures to the right.
+        # Words are aligned to the left, and figures to the right.
         aligned = [
             cell.ljust(width) if number < 2 else cell.rjust(width)
             for number, (cell, width) in enumerate(
@@ -87,7 +87,7 @@ def machine(ranks: int) -> dict[str, Any]:
 
 
 def describe(machine: dict[str, Any]) -> str:
-    """`machine` in one line."""
+    """Returns `machine` in one line."""
     return (
         f"{machine['ranks']} ranks, {machine['host']}: {machine['processor']}, "
         f"{machine['cores']} cores, load {machine['load_before']:.1f}; "

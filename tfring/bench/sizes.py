@@ -11,7 +11,7 @@ _UNITS = {"k": 10, "m": 20, "g": 30}
 
 
 def parse_bytes(text: str) -> int:
-    """`"64m"` is 64 MiB; k, m and g may be capital, a plain number is bytes.
+    """Parses a size: `"64m"` and `"64M"` are 64 MiB, `"64"` is 64 bytes.
 
     Raises:
         argparse.ArgumentTypeError: It is not such a size.
@@ -29,10 +29,10 @@ def parse_bytes(text: str) -> int:
 
 
 def steps(first: int, last: int, factor: int) -> list[int]:
-    """`first`, and each the `factor` times of the one before, up to `last`.
+    """Returns sizes from `first` to `last`, each `factor` times the one before.
 
     Raises:
-        ValueError: There is none, or the steps do not grow.
+        ValueError: There is no such size, or the sizes do not grow.
     """
     if factor < 2:
         raise ValueError(f"the step factor must be 2 or more, got {factor}.")
@@ -57,7 +57,7 @@ def format_bytes(count: int) -> str:
 
 
 def resnet50() -> list[Shape]:
-    """The trainable variables of ResNet-50 for 1000 classes, first layer first.
+    """Returns the shapes of ResNet-50's trainable variables for 1000 classes.
 
     Reference: He, Zhang, Ren and Sun, "Deep Residual Learning for Image
     Recognition", 2015, with convolutions that have no bias.
@@ -84,7 +84,7 @@ def resnet50() -> list[Shape]:
 
 
 def bert_base() -> list[Shape]:
-    """The variables of BERT-base (uncased) with its pooler, first layer first.
+    """Returns the shapes of BERT-base's variables (uncased, with the pooler).
 
     Reference: Devlin, Chang, Lee and Toutanova, "BERT: Pre-training of Deep
     Bidirectional Transformers for Language Understanding", 2018.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The middle of some rounds, and how far they are from each other."""
+    """The median of some rounds, with the least and the most."""
 
     median: float
     least: float

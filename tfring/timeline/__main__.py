@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def describe(of_all: summary.Summary) -> str:
-    """The figures, for people."""
+    """Returns the figures as text."""
     lines = []
     for rank, figures in of_all.ranks.items():
         lines.append(

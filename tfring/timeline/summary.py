@@ -12,7 +12,7 @@ from typing import Any
 
 from tfring.bench.kinds import KINDS
 
-# Microseconds.
+# The begin and the end, in microseconds.
 Span = tuple[float, float]
 
 
@@ -44,15 +44,15 @@ class Summary:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that is waited for most."""
+        """The rank that the others wait for most."""
         return max(self.ranks, key=lambda rank: self.ranks[rank].late_seconds)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a file.
+    """Returns the events of a file.
 
     Raises:
-        ValueError: It is no timeline.
+        ValueError: The file is no timeline.
     """
     try:
         events = json.loads(path.read_text())["traceEvents"]
@@ -62,7 +62,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def summarize(events: Sequence[dict[str, Any]]) -> Summary:
-    """The figures of all ranks.
+    """Returns the figures of all ranks.
 
     Raises:
         ValueError: There is no rank in the events.
@@ -113,7 +113,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
             sent_bytes += event["args"]["sent_bytes"]
             if kind in KINDS:
                 bus_bytes += moved_bytes * KINDS[kind].bus_factor(ranks)
-        # Several of a rank may run at once.
+        # Several buckets of a rank may run at once.
         seconds = sum(
             _length(_union(_span(e) for e in buckets if e["pid"] == rank)) / 1e6
             for rank in range(size)
@@ -172,7 +172,7 @@ def _async_spans(
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same moments, in order, as spans that do not touch."""
+    """Returns the same moments as sorted spans that do not touch."""
     result: list[Span] = []
     for begin, end in sorted(spans):
         if result and begin <= result[-1][1]:
@@ -183,7 +183,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _intersection(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
-    """The moments in both, which are unions."""
+    """Returns the moments that are in both of two unions."""
     result: list[Span] = []
     i = j = 0
     while i < len(a) and j < len(b):

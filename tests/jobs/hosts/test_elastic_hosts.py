@@ -35,12 +35,12 @@ def test_what_a_busy_link_loses_for_a_while_ends_nothing(run_program):
     options = ("--elastic", "--min-np", "2")
     network, job = run_program("endless", options=options, env=PATIENT)
     output = read_until(job, r"\[1\] under way")
-    # The launcher hears of both; and TCP sends again after 0.2, 0.6, 1.4 and
-    # 3 s, of which the last arrives.
+    # The launcher still hears from both hosts. TCP sends again after 0.2, 0.6,
+    # 1.4 and 3 s, and the last attempt arrives.
     network.separate("host1", "host2")
     time.sleep(2)
     network.reunite("host1", "host2")
-    # More than were on their way to here.
+    # These are more lines than were on their way.
     for _ in range(100):
         output += read_until(job, r"\[0\] under way")
     assert "generation 1: 2 workers" in output

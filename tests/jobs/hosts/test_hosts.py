@@ -12,7 +12,7 @@ def test_collectives_and_fit(run_program, hosts, slots):
     output = finish(job)
     size = hosts * slots
     said = sorted(re.findall(r"rank \d of .*", output))
-    # Within a host by shared memory, between hosts without.
+    # Ranks of one host use shared memory; ranks of several hosts do not.
     assert said == [
         f"rank {rank} of {size}, local rank {rank % slots} of {slots}, "
         f"host {rank // slots} of {hosts}; shared memory: {slots > 1}; "
@@ -21,7 +21,7 @@ def test_collectives_and_fit(run_program, hosts, slots):
     ]
 
 
-# Its processes end with it, or they live on, but their host is out of reach.
+# A killed host ends its processes. Those of a cut host live, out of reach.
 @pytest.mark.parametrize("how", ["kill", "cut"])
 def test_a_lost_host(run_program, how):
     env = {"TFRING_STALL_SHUTDOWN_TIME_SECONDS": "3"}
@@ -53,8 +53,8 @@ def test_counted_is_what_the_link_carries(run_program, options):
     )
     assert len(figures) == 2, output
     for sent, reduced, passed in figures:
-        # Two ranks: each sends as many bytes as the tensor has.
+        # Each of two ranks sends as many bytes as the tensor has.
         assert int(reduced) == 3 * (8 << 20)
         assert int(reduced) < int(sent) < 1.001 * int(reduced)
-        # Headers are added.
+        # The link also carries headers.
         assert int(sent) < int(passed) < 1.03 * int(sent)
