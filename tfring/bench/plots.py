@@ -14,7 +14,7 @@ from tfring.bench.sizes import format_bytes
 from tfring.bench.statistics import Row
 
 # The keys are the first words of contestants' names. The colours have a
-# contrast of at least 3 with white pages and with the documentation's dark pages.
+# contrast of at least 3 with the documentation's white pages and dark pages.
 COLOURS = {
     "tfring": "#e8590c",
     "mpi": "#3b82d6",
