@@ -294,7 +294,8 @@ compat:
 
 CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc \
   tfring_ops/*/*/*.h tfring_ops/*/*/*.cc tests/cpp/*.h \
-  tests/cpp/*.cc tests/gpu/fake/device/*.cc tests/gpu/bare_gpu.cc benchmarks/*.cc)
+  tests/cpp/*.cc tests/gpu/fake/*/*.h tests/gpu/fake/*/*.cc \
+  tests/gpu/bare_gpu.cc benchmarks/*.cc)
 
 lint: build
 	$(BIN)/ruff check .
