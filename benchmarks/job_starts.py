@@ -1,0 +1,129 @@
+"""Times jobs that start, add one tensor up, and end.
+
+  .venv/bin/python benchmarks/job_starts.py --starts=10 --trees=../old,.
+
+Without tfring's part the same takes as long as processes that import
+TensorFlow side by side. These and the jobs of each kind and version take turns,
+because another minute has another load. Of the versions that have it, the table
+of `--verbose` is summed up, too.
+
+Let Python keep its compiled modules (PYTHONDONTWRITEBYTECODE unset): compiling
+tfring takes a rank longer than all else that it does here.
+"""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from absl import app, flags
+
+STARTS = flags.DEFINE_integer("starts", 10, "Jobs of each kind and version.")
+RANKS = flags.DEFINE_integer("ranks", 2, "Ranks of a job.")
+TREES = flags.DEFINE_list("trees", ".", "Source trees of the versions.")
+KINDS = flags.DEFINE_list("kinds", "mpi,elastic,run", "Kinds of jobs.")
+JSON = flags.DEFINE_string("json", None, "A file for all figures.")
+
+_ALONE = "import tensorflow"
+_RANK = """
+import tensorflow as tf
+import tfring
+
+def work():
+    tfring.init()
+    tfring.allreduce(tf.ones([4]))
+"""
+_PROGRAM = """
+import tfring
+
+def work():
+    import tensorflow as tf
+    tfring.init()
+    tfring.allreduce(tf.ones([4]))
+
+tfring.run(work, np={ranks}{verbose})
+"""
+_STAGE = re.compile(r"^tfringrun: +(\d+\.\d+) s until (.*)$", re.MULTILINE)
+
+
+def side_by_side() -> list[list[str]]:
+    return [[sys.executable, "-c", _ALONE]] * RANKS.value
+
+
+def job(kind: str, tree: Path, folder: Path) -> list[str]:
+    """Returns the command of a job of the version in `tree`."""
+    has_stages = (tree / "tfring/launcher/stages.py").exists()
+    script = folder / f"{kind}.py"
+    if kind == "run":
+        verbose = ", verbose=True" * has_stages
+        text = _PROGRAM.format(ranks=RANKS.value, verbose=verbose)
+        script.write_text(text)
+        return [sys.executable, str(script)]
+    script.write_text(_RANK + "\nwork()\n")
+    return [
+        *(sys.executable, "-m", "tfring.run", "-np", str(RANKS.value)),
+        *["--elastic"] * (kind == "elastic"),
+        *["--verbose"] * has_stages,
+        *(sys.executable, str(script)),
+    ]
+
+
+def timed(commands: list[list[str]], tree: Path) -> tuple[float, str]:
+    """Runs commands side by side; returns the seconds, and what they said."""
+    paths = [str(tree), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}
+    began_at = time.monotonic()
+    running = [
+        subprocess.Popen(
+            command,
+            cwd=tree,  # `python -m` looks there first.
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command in commands
+    ]
+    said = "".join(process.communicate()[1] for process in running)
+    seconds = time.monotonic() - began_at
+    if any(process.returncode for process in running):
+        raise SystemExit(f"{commands[0]}: {said}")
+    return seconds, said
+
+
+def main(arguments: list[str]) -> None:
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def take(name: str, commands: list[list[str]], tree: Path) -> None:
+        seconds, said = timed(commands, tree)
+        rows = found.setdefault(name, {})
+        rows.setdefault("in all", []).append(seconds)
+        for spent, stage in _STAGE.findall(said):
+            rows.setdefault(stage, []).append(float(spent))
+
+    with tempfile.TemporaryDirectory() as folder:
+        for start in range(STARTS.value):
+            take("side by side", side_by_side(), Path.cwd())
+            for kind in KINDS.value:
+                for name in TREES.value:
+                    tree = Path(name).resolve()
+                    command = job(kind, tree, Path(folder))
+                    take(f"{kind}, {name}", [command], tree)
+            print(f"{start + 1} of {STARTS.value}", file=sys.stderr, flush=True)
+    for name, rows in found.items():
+        for stage, seconds in rows.items():
+            least, most = min(seconds), max(seconds)
+            median = statistics.median(seconds)
+            print(f"{name:20} {median:6.2f} ({least:.2f} - {most:.2f}) {stage}")
+    if JSON.value:
+        content = {"command": " ".join(sys.argv), "seconds": found}
+        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)
