@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfring
-from tfring._core import tcp_job
+from tfring._core import runtime, tcp_job
 from tfring.elastic import fitting
 
 # Every number of ranks up to eight divides it.
@@ -55,11 +55,21 @@ def data():
     return x.astype("float32"), y.astype("float32")
 
 
+class Traced(keras.layers.Layer):
+    """Records the job of each trace of a step, by its number in the process."""
+
+    def call(self, inputs, training=False):
+        if training and State.harm and not tf.executing_eagerly():
+            State.harm.note("traced", runtime.job_number())
+        return inputs
+
+
 def make_model(optimizer, units=32):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((FEATURES,)),
+            Traced(),
             keras.layers.Dense(units, activation="tanh"),
             keras.layers.Dense(1),
         ]
@@ -167,7 +177,7 @@ def fork_a_child():
 class State(tfring.elastic.KerasState):
     """Injects faults into commits, and records the successful commits."""
 
-    harm: Harm
+    harm: Harm | None = None
 
     def steps(self):
         return int(self.model.optimizer.iterations)
