@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import selectors
 import socket
 import time
@@ -54,8 +53,10 @@ class Server:
     def __init__(self, token: str, silence_seconds: float) -> None:
         self._token = token
         self._selector = selectors.DefaultSelector()
-        # `wake` writes into it, to end a wait.
-        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # What `wake` sends by one, the selector sees at the other.
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._listeners: dict[str, wire.Listener] = {}
         self._connections: dict[tuple[str, str], _Connection] = {}
@@ -140,8 +141,8 @@ class Server:
 
     def wake(self) -> None:
         """Ends a wait in `poll`. Any thread may call it."""
-        with contextlib.suppress(BlockingIOError):  # It is about to end.
-            os.write(self._waker, b"\0")
+        with contextlib.suppress(OSError):  # It is full, or closed.
+            self._waker.send(b"\0")
 
     def poll(self, timeout_seconds: float) -> list[Event]:
         """Waits for events, and returns them."""
@@ -158,7 +159,7 @@ class Server:
             if mask & selectors.EVENT_WRITE and not key.data.is_dropped():
                 self._send(key.data)
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
+            self._wake.recv(4096)
         # In any case: it also closes connections that are too slow.
         for listener in self._listeners.values():
             while (accepted := listener.accept(0)) is not None:
@@ -181,8 +182,8 @@ class Server:
             self._selector.unregister(listener)
             listener.close()
         self._selector.close()
-        os.close(self._wake)
-        os.close(self._waker)
+        self._wake.close()
+        self._waker.close()
 
     def _add(
         self, sock: socket.socket, hello: dict[str, Any], events: list[Event]
