@@ -11,7 +11,6 @@ Let Python keep its compiled modules (PYTHONDONTWRITEBYTECODE unset): compiling
 tfring takes a rank longer than all else that it does here.
 """
 
-import json
 import os
 import re
 import statistics
@@ -21,13 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from absl import app, flags
-
-STARTS = flags.DEFINE_integer("starts", 10, "Jobs of each kind and version.")
-RANKS = flags.DEFINE_integer("ranks", 2, "Ranks of a job.")
-TREES = flags.DEFINE_list("trees", ".", "Source trees of the versions.")
-KINDS = flags.DEFINE_list("kinds", "mpi,elastic,run", "Kinds of jobs.")
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
+import program
 
 _ALONE = "import tensorflow"
 _RANK = """
@@ -51,22 +44,22 @@ tfring.run(work, np={ranks}{verbose})
 _STAGE = re.compile(r"^tfringrun: +(\d+\.\d+) s until (.*)$", re.MULTILINE)
 
 
-def side_by_side() -> list[list[str]]:
-    return [[sys.executable, "-c", _ALONE]] * RANKS.value
+def side_by_side(ranks: int) -> list[list[str]]:
+    return [[sys.executable, "-c", _ALONE]] * ranks
 
 
-def job(kind: str, tree: Path, folder: Path) -> list[str]:
+def job(kind: str, ranks: int, tree: Path, folder: Path) -> list[str]:
     """Returns the command of a job of the version in `tree`."""
     has_stages = (tree / "tfring/launcher/stages.py").exists()
     script = folder / f"{kind}.py"
     if kind == "run":
         verbose = ", verbose=True" * has_stages
-        text = _PROGRAM.format(ranks=RANKS.value, verbose=verbose)
+        text = _PROGRAM.format(ranks=ranks, verbose=verbose)
         script.write_text(text)
         return [sys.executable, str(script)]
     script.write_text(_RANK + "\nwork()\n")
     return [
-        *(sys.executable, "-m", "tfring.run", "-np", str(RANKS.value)),
+        *(sys.executable, "-m", "tfring.run", "-np", str(ranks)),
         *["--elastic"] * (kind == "elastic"),
         *["--verbose"] * has_stages,
         *(sys.executable, str(script)),
@@ -96,7 +89,22 @@ def timed(commands: list[list[str]], tree: Path) -> tuple[float, str]:
     return seconds, said
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument(
+        "--starts", type=int, default=10, help="jobs of each kind and version"
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="of a job")
+    parser.add_argument(
+        "--trees",
+        type=program.words,
+        default=".",
+        help="source trees of the versions",
+    )
+    parser.add_argument(
+        "--kinds", type=program.words, default="mpi,elastic,run", help="of jobs"
+    )
+    options = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {}
 
     def take(name: str, commands: list[list[str]], tree: Path) -> None:
@@ -107,23 +115,23 @@ def main(arguments: list[str]) -> None:
             rows.setdefault(stage, []).append(float(spent))
 
     with tempfile.TemporaryDirectory() as folder:
-        for start in range(STARTS.value):
-            take("side by side", side_by_side(), Path.cwd())
-            for kind in KINDS.value:
-                for name in TREES.value:
+        for start in range(options.starts):
+            take("side by side", side_by_side(options.ranks), Path.cwd())
+            for kind in options.kinds:
+                for name in options.trees:
                     tree = Path(name).resolve()
-                    command = job(kind, tree, Path(folder))
+                    command = job(kind, options.ranks, tree, Path(folder))
                     take(f"{kind}, {name}", [command], tree)
-            print(f"{start + 1} of {STARTS.value}", file=sys.stderr, flush=True)
+            print(
+                f"{start + 1} of {options.starts}", file=sys.stderr, flush=True
+            )
     for name, rows in found.items():
         for stage, seconds in rows.items():
             least, most = min(seconds), max(seconds)
             median = statistics.median(seconds)
             print(f"{name:20} {median:6.2f} ({least:.2f} - {most:.2f}) {stage}")
-    if JSON.value:
-        content = {"command": " ".join(sys.argv), "seconds": found}
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    program.write_figures(options, seconds=found)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
