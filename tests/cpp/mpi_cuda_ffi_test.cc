@@ -249,6 +249,15 @@ TEST_P(MpiCudaFfiMovedTest, ItsErrorWaitsForTheChain) {
   ASSERT_EQ(Done(a), absl::OkStatus());
 }
 
+// XLA replaces each empty value with a constant, which is somewhere else.
+TEST_F(MpiCudaFfiTest, AnEmptyTensorMayMove) {
+  const DeviceElements here(*device_, Equal(1, 0)),
+      there(*device_, Equal(1, 0));
+  const XlaBuffer a = Buffer(here, 0), b = Buffer(there, 0);
+  ASSERT_EQ(Start("empty", a, b, "first"), absl::OkStatus());
+  EXPECT_EQ(Done(a, b), absl::OkStatus());
+}
+
 // Earlier collectives may still be in flight; this is no reason to fail.
 TEST_F(MpiCudaFfiTest, AWriteElsewhereCopiesTheWhole) {
   std::vector<float> whole = {1, 2, 3, 4, 5}, there(5), share = {7, 8};

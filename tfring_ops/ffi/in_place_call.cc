@@ -20,6 +20,12 @@ absl::Status CheckInPlace(const void* operand, const void* result) {
       "your version of TensorFlow; jit_compile=False avoids it.");
 }
 
+// Null for an empty buffer: XLA may exchange one empty value for another, and
+// no memory is written.
+void* AddressOf(const ffi::AnyBuffer& buffer) {
+  return buffer.element_count() == 0 ? nullptr : buffer.untyped_data();
+}
+
 template <typename T>
 absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
   if (value.has_value()) return *value;
@@ -54,8 +60,7 @@ absl::StatusOr<InPlaceCall> InPlaceCall::Decode(
   for (size_t i = 0; i < count; ++i) {
     TFRING_ASSIGN_OR_RETURN(auto input, FromXla(args.get<ffi::AnyBuffer>(i)));
     TFRING_ASSIGN_OR_RETURN(auto output, FromXla(rets.get<ffi::AnyBuffer>(i)));
-    call.moved.Update(
-        CheckInPlace(input.untyped_data(), output->untyped_data()));
+    call.moved.Update(CheckInPlace(AddressOf(input), AddressOf(*output)));
     call.buffers.push_back(input);
   }
   for (size_t i = count; i < args.size(); ++i) {
@@ -80,7 +85,7 @@ absl::StatusOr<TensorEntry> InPlaceCall::Entry(
     const ffi::AnyBuffer& buffer = buffers[i];
     const auto dims = buffer.dimensions();
     request.tensors[i].dims.assign(dims.begin(), dims.end());
-    entry.buffers.push_back({buffer.untyped_data(), buffer.untyped_data()});
+    entry.buffers.push_back({AddressOf(buffer), AddressOf(buffer)});
   }
   entry.request = std::move(request);
   return entry;
@@ -110,7 +115,7 @@ absl::Status FailAfterChain(const absl::Status& reason, Handle handle,
 std::vector<const void*> InPlaceCall::Addresses() const {
   std::vector<const void*> addresses;
   for (const ffi::AnyBuffer& buffer : buffers) {
-    addresses.push_back(buffer.untyped_data());
+    addresses.push_back(AddressOf(buffer));
   }
   return addresses;
 }

@@ -28,7 +28,7 @@ struct InPlaceCall {
   std::optional<Outcome> Collect(Handle handle, void* stream,
                                  Handles::Callback callback) const;
 
-  // The addresses of the buffers.
+  // The addresses of the buffers; null for an empty one.
   std::vector<const void*> Addresses() const;
 
   // An error if XLA gave a result another place than the operand that it
