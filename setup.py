@@ -8,7 +8,12 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
 
-from tfring_build.find import NotFoundError, find_tensorflow
+from tfring_build.find import (
+    KERAS,
+    TENSORFLOW,
+    NotFoundError,
+    find_tensorflow,
+)
 from tfring_build.native import LIBRARY, build_library
 
 
@@ -34,13 +39,16 @@ def requirements() -> list[str]:
     "tensorflow" would bring the CUDA wheel in beside an installed
     tensorflow-cpu, where both own the same files, and another version could
     not load the op library: so it is the very one that was built with.
+    "keras" would likewise take the place of an installed keras-nightly.
     """
     try:
         found = find_tensorflow()
         tensorflow = f"{found.distribution}=={found.version}"
+        keras = found.keras
     except NotFoundError:  # an sdist is made without one
-        tensorflow = "tensorflow-cpu"
-    return [tensorflow, "keras>=3.12", "mpi4py>=4", "numpy", "absl-py"]
+        tensorflow = TENSORFLOW.requirement("tensorflow-cpu")
+        keras = KERAS.requirement("keras")
+    return [tensorflow, keras, "mpi4py>=4", "numpy", "absl-py"]
 
 
 setup(

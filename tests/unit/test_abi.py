@@ -38,6 +38,7 @@ def bend(monkeypatch, tmp_path):
     def bend(
         installed=("tensorflow-cpu", "2.21.0"),
         kind="dist-info",
+        keras=("keras", "3.15.1"),
         said=None,
         env=(),
         **build,
@@ -46,6 +47,9 @@ def bend(monkeypatch, tmp_path):
             **{
                 "TENSORFLOW_VERSION": "2.21.0",
                 "TENSORFLOW_DISTRIBUTION": "tensorflow-cpu",
+                "TENSORFLOW_RELEASES": ((2, 18), (2, 22)),
+                "KERAS_RELEASES": ((3, 12), (3, 16)),
+                "KERAS_REQUIREMENT": "keras>=3.12,<3.17",
                 "MPI_VERSION": "Open MPI 5.0.11",
                 "MPI_LIBRARY_SONAME": "libmpi.so.40",
                 "MPI_LIBRARY_DIRS": [str(tmp_path)],
@@ -56,8 +60,7 @@ def bend(monkeypatch, tmp_path):
 
         for before in tmp_path.glob("*-info"):
             shutil.rmtree(before)
-        if any(installed):
-            name, version = installed
+        for name, version in filter(all, (installed, keras)):
             record = f"{name.replace('-', '_')}-{version}.{kind}"
             (tmp_path / record).mkdir()
             text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -97,6 +100,7 @@ def test_the_real_build_fits():
         {"installed": ("tensorflow", "2.21.0")},
         {"kind": "egg-info"},
         {"installed": [""], "TENSORFLOW_VERSION": ""},  # which needs none
+        {"keras": ("keras-nightly", "3.16.0.dev2026102704")},
         LOADER,
         {"said": "Open MPI v5.0.8, package: a cluster's"},
         {"said": "MPI VERSION    : CRAY MPICH version 8.1.29", **MPICH},
@@ -127,6 +131,25 @@ def test_what_fits(bend, how):
             ["tf-nightly 2.20.0 is installed"],
         ),
         ({"installed": [""]}, ["pip install tensorflow-cpu==2.21.0"]),
+        (
+            {"installed": ("tf-nightly-cpu", "2.24.0.dev20270101")},
+            [
+                "tf-nightly-cpu 2.24.0.dev20270101 is installed",
+                "install tensorflow-cpu==2.21.0, or another tfring",
+                "for TensorFlow 2.18 to 2.22",
+            ],
+        ),
+        (
+            {"keras": ("keras", "3.17.0")},
+            [
+                "for Keras 3.12 to 3.16, but keras 3.17.0 is installed",
+                "pip install 'keras>=3.12,<3.17', or take another tfring",
+            ],
+        ),
+        (
+            {"keras": ("keras-nightly", "3.17.0.dev2027010104")},
+            ["but keras-nightly 3.17.0.dev2027010104 is installed"],
+        ),
         (
             {**MPICH, **ABSENT},
             ["built for MPICH 5.0.2", "version is not on this machine: "],

@@ -3,7 +3,7 @@
 C++ libraries that do not fit each other crash, or worse, compute.  So the build
 records its versions, and `import tfring` compares them: with the metadata of
 packages, without loading TensorFlow, and with libmpi's own version, without
-starting MPI.
+starting MPI.  It also refuses a Keras of a release that tfring is not for.
 """
 
 import ctypes
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tfring._core import fabrics
+
+# The oldest and the newest, as the build has written them.
+_Releases = tuple[tuple[int, int], tuple[int, int]]
 
 LIBRARY = Path(__file__).parents[1] / "libtfring_ops.so"
 
@@ -44,13 +47,13 @@ def check() -> None:
 
     Raises:
       ImportError: the op library is missing, or was built for another
-        TensorFlow, another MPI or another release series of it.
+        TensorFlow, another MPI or another release series of it; or Keras is
+        of a release that tfring is not for.
     """
     build = _build_info()
     if build.TENSORFLOW_VERSION:  # tools/gpu_archive.py builds for none
-        _check_tensorflow(
-            build.TENSORFLOW_VERSION, build.TENSORFLOW_DISTRIBUTION
-        )
+        _check_tensorflow(build)
+        _check_keras(build.KERAS_RELEASES, build.KERAS_REQUIREMENT)
     _check_launcher(build.MPI_VERSION)
     library = mpi_library()
     if not library.is_absolute():
@@ -122,23 +125,59 @@ def _build_info() -> Any:
     return build
 
 
-def _check_tensorflow(built_for: str, distribution: str) -> None:
+def _check_tensorflow(build: Any) -> None:
+    built_for = build.TENSORFLOW_VERSION
+    install = f"{build.TENSORFLOW_DISTRIBUTION}=={built_for}"
     # The one of the build first: where two are installed, its files win.
-    for name in (distribution, *_TENSORFLOW_DISTRIBUTIONS):
-        version = _installed_version(name)
-        if version is None:
-            continue
-        if version == built_for:
-            return
+    name, version = _first_installed(
+        build.TENSORFLOW_DISTRIBUTION, *_TENSORFLOW_DISTRIBUTIONS
+    )
+    if version == built_for:
+        return
+    if not version:
         raise ImportError(
-            f"tfring was built for TensorFlow {built_for}, but {name} "
-            f"{version} is installed: install {distribution}=={built_for}, or "
-            f"the wheel of tfring for TensorFlow {version}, or {_REBUILD}."
+            f"tfring was built for TensorFlow {built_for}, but none is "
+            f"installed: pip install {install}."
+        )
+    remedy = f"the wheel of tfring for TensorFlow {version}, or {_REBUILD}"
+    if not _is_within(version, build.TENSORFLOW_RELEASES):
+        remedy = (
+            f"another tfring: this one can be built for TensorFlow "
+            f"{_range(build.TENSORFLOW_RELEASES)}"
         )
     raise ImportError(
-        f"tfring was built for TensorFlow {built_for}, but none is installed: "
-        f"pip install {distribution}=={built_for}."
+        f"tfring was built for TensorFlow {built_for}, but {name} {version} is "
+        f"installed: install {install}, or {remedy}."
     )
+
+
+def _check_keras(releases: _Releases, requirement: str) -> None:
+    """Raises if tfring, which uses some of Keras's own code, may not fit it."""
+    name, version = _first_installed("keras", "keras-nightly")
+    if version and not _is_within(version, releases):
+        raise ImportError(
+            f"this tfring is for Keras {_range(releases)}, but {name} "
+            f"{version} is installed: pip install '{requirement}', or take "
+            "another tfring."
+        )
+
+
+def _first_installed(*distributions: str) -> tuple[str, str]:
+    """Returns the name and version of the first that is there, or ""s."""
+    for name in distributions:
+        if (version := _installed_version(name)) is not None:
+            return name, version
+    return "", ""
+
+
+def _is_within(version: str, releases: _Releases) -> bool:
+    oldest, newest = releases
+    release = tuple(int(part) for part in version.split(".")[:2])
+    return oldest <= release <= newest
+
+
+def _range(releases: _Releases) -> str:
+    return " to ".join(f"{major}.{minor}" for major, minor in releases)
 
 
 def _installed_version(distribution: str) -> str | None:

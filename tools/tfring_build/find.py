@@ -14,10 +14,49 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-# An op library fits one version of TensorFlow, so this says which versions
+
+def is_nightly(distribution: str) -> bool:
+    """Tells whether a distribution has unreleased versions alone."""
+    return "nightly" in distribution
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Returns (2, 22) for "2.22.0.dev20260905"."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of a package that tfring is made for, and tested with."""
+
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+    def requirement(self, distribution: str) -> str:
+        """Returns what pip is to install, such as "keras>=3.12,<3.17"."""
+        # pip takes nightlies if a bound is one.
+        dev = ".dev0" if is_nightly(distribution) else ""
+        (major, minor), (last_major, last_minor) = self.oldest, self.newest
+        return (
+            f"{distribution}>={major}.{minor}{dev},"
+            f"<{last_major}.{last_minor + 1}"
+        )
+
+    def __contains__(self, version: str) -> bool:
+        return self.oldest <= release_of(version) <= self.newest
+
+    def __str__(self) -> str:
+        return " to ".join(f"{x}.{y}" for x, y in (self.oldest, self.newest))
+
+
+# An op library fits one version of TensorFlow, so this says which releases
 # the sources can be built for; the built package then asks for the very
-# version that it was built with.
-TENSORFLOW_VERSIONS = ">=2.18,<2.22"
+# version that it was built with. `make compat` tests a release.
+TENSORFLOW = Releases((2, 18), (2, 22))
+KERAS = Releases((3, 12), (3, 16))
+# The first with a type for memory that XLA may not copy: tfring_ops/xla/pins.h.
+FIRST_WITH_PINS = (2, 22)
 # These lack a header of XLA's, xla/ffi/api/ffi.h.  The jaxlib that was made
 # from the same XLA has it, and uses nothing of it at run time.
 XLA_HEADERS = {"2.18": "jaxlib==0.4.34", "2.19": "jaxlib==0.5.1"}
@@ -45,6 +84,25 @@ class TensorFlow:
     def include(self) -> Path:
         return self.directory / "include"
 
+    @property
+    def has_pins(self) -> bool:
+        return release_of(self.version) >= FIRST_WITH_PINS
+
+    @property
+    def keras(self) -> str:
+        """The requirement of the Keras 3 that it takes."""
+        nightly = is_nightly(self.distribution)
+        return KERAS.requirement("keras-nightly" if nightly else "keras")
+
+    @property
+    def keras2(self) -> str:
+        """The requirement of the Keras 2 that fits its release."""
+        release = release_of(self.version)
+        nightly = is_nightly(self.distribution)
+        return Releases(release, release).requirement(
+            "tf-keras-nightly" if nightly else "tf-keras"
+        )
+
 
 @dataclass(frozen=True)
 class Mpi:
@@ -64,13 +122,14 @@ def find_tensorflow() -> TensorFlow:
     if directory is None:
         raise NotFoundError(
             "No TensorFlow in this environment. Install one, for example with "
-            f"pip install 'tensorflow-cpu{TENSORFLOW_VERSIONS}'."
+            f"pip install '{TENSORFLOW.requirement('tensorflow-cpu')}'."
         )
     for found in importlib.metadata.distributions(path=[str(directory.parent)]):
         # Keras, too, has a tensorflow/__init__.py, somewhere inside.
         files = (found.read_text("RECORD") or "").splitlines()
         if any(line.startswith("tensorflow/__init__.py,") for line in files):
             name = found.metadata["Name"].replace("_", "-")
+            _check_release(name, found.version)
             return TensorFlow(directory, name, found.version)
     raise NotFoundError(
         f"The TensorFlow in {directory} was not installed by pip, so its "
@@ -136,13 +195,13 @@ def find_mpi() -> Mpi:
 def missing_requirements() -> list[str]:
     """Returns what pip should bring before a build can start."""
     missing = []
-    try:
+    if _find_package("tensorflow") is not None:
         xla_headers = _xla_headers_package(find_tensorflow())
         if xla_headers and _find_package("jaxlib") is None:
             missing.append(xla_headers)
-    except NotFoundError:
+    else:
         name = os.environ.get("TENSORFLOW", "tensorflow-cpu")
-        missing.append(name + TENSORFLOW_VERSIONS)
+        missing.append(TENSORFLOW.requirement(name))
     try:
         _find_mpicc()
     except NotFoundError:
@@ -187,6 +246,18 @@ def _package_directories() -> list[str]:
         *site.getsitepackages(),
         site.getusersitepackages(),
     ]
+
+
+def _check_release(distribution: str, version: str) -> None:
+    if version in TENSORFLOW:
+        return
+    newer = release_of(version) > TENSORFLOW.newest
+    raise NotFoundError(
+        f"These sources are for TensorFlow {TENSORFLOW}, but {distribution} "
+        f"{version} is installed. Take "
+        f"{'a newer tfring, or ' if newer else ''}another TensorFlow, for "
+        f"example with pip install '{TENSORFLOW.requirement(distribution)}'."
+    )
 
 
 def _xla_headers_package(tensorflow: TensorFlow) -> str | None:

@@ -8,6 +8,8 @@ import sysconfig
 from pathlib import Path
 
 from tfring_build.find import (
+    KERAS,
+    TENSORFLOW,
     check_programs,
     compiler,
     find_mpi,
@@ -36,6 +38,7 @@ def write_config(directory: Path = BUILD_DIRECTORY) -> None:
         f"# {compiler()}",
         f"TENSORFLOW := {tensorflow.directory}",
         f"XLA_HEADERS := {find_xla_headers() or ''}",
+        f"XLA_PINS := {'yes' if tensorflow.has_pins else ''}",
         f"PTXAS := {find_ptxas() or ''}",
         f"MPI_COMPILE_FLAGS := {' '.join(mpi.compile_flags)}",
         f"MPI_LINK_FLAGS := {' '.join(mpi.link_flags)}",
@@ -119,6 +122,9 @@ def _build_info(library: Path, *, editable: bool) -> str:
     values = {
         "TENSORFLOW_VERSION": tensorflow.version,
         "TENSORFLOW_DISTRIBUTION": tensorflow.distribution,
+        "TENSORFLOW_RELEASES": (TENSORFLOW.oldest, TENSORFLOW.newest),
+        "KERAS_REQUIREMENT": tensorflow.keras,
+        "KERAS_RELEASES": (KERAS.oldest, KERAS.newest),
         "MPI_VERSION": mpi.version,
         "MPI_LIBRARY_SONAME": _mpi_soname(library),
         "MPI_LIBRARY_DIRS": _mpi_directories(editable=editable),
