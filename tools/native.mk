@@ -47,6 +47,9 @@ CUBINS := $(if $(PTXAS),$(patsubst %,$(BUILD)/cubins/sm_%.cubin,\
 UNUSED_CUBINS := $(if $(PTXAS),tfring_ops/kernels/cuda_no_cubins.cc,\
   tfring_ops/kernels/cuda_cubins.cc)
 
+# tfring_ops/xla/pins.h.
+UNUSED_PINS := tfring_ops/xla/$(if $(XLA_PINS),no_pins,pins).cc
+
 # Some sources need more flags.
 # initial-exec: where thread-local memory is allocated late and lies 16 bytes
 # behind the start of a page, g++ 12's TSan takes these for a header with its
@@ -88,7 +91,7 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tests/cpp/%,$1),$(TEST_FLAGS))
 
 # The lowering to XLA takes longest by far, so it starts first.
-SOURCES := $(wildcard tfring_ops/xla/*.cc) \
+SOURCES := $(filter-out $(UNUSED_PINS),$(wildcard tfring_ops/xla/*.cc)) \
   $(filter-out tfring_ops/xla/% $(FOREIGN_SOURCES) $(UNUSED_CUBINS),$(wildcard \
     tfring_ops/*/*.cc tfring_ops/*/*/*.cc))
 # The modules that need neither TensorFlow's runtime nor MPI.

@@ -43,6 +43,33 @@ def test_in_a_loop_and_in_a_branch(rank, size):
     np.testing.assert_array_equal(result, np.full(3, expected))
 
 
+def test_a_tensor_in_two_collectives_and_an_empty_one(rank, size):
+    @compiled
+    def compute(x):
+        first, empty = tfring.grouped_allreduce(
+            [x, tf.zeros([2, 0])], op=tfring.Sum
+        )
+        return first, tfring.allreduce(x, op=tfring.Sum), empty
+
+    first, second, empty = compute(tf.fill([5], rank + 1.0))
+    np.testing.assert_array_equal(first, np.full(5, size * (size + 1) / 2))
+    np.testing.assert_array_equal(second, first)
+    assert empty.shape == [2, 0]
+
+
+def test_elements_keep_their_order(rank, size):
+    """XLA may choose the layout of a transposed matrix, here on odd ranks."""
+
+    @compiled
+    def compute(given):
+        x = tf.transpose(given) if rank % 2 else given
+        return tfring.allreduce(2.0 * x, op=tfring.Sum)
+
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    result = compute(tf.constant(x.T if rank % 2 else x))
+    np.testing.assert_array_equal(result, size * 2 * x)
+
+
 ODD_NAME = 'quo"te back\\slash new\nline \u00e9 %s {} #'
 
 

@@ -15,7 +15,7 @@ MODULES = (
 # These files are in no target of BUILD; only tools/native.mk has their
 # dependencies.
 NATIVE_ALONE = re.compile(
-    r"tfring_ops/kernels/cuda_cubins\.cc"
+    r"tfring_ops/(kernels/cuda_cubins|xla/pins)\.cc"
     r"|tests/cpp/((cuda|large)_\w+|\w+_timing|c_status)_test\.cc"
     r"|tests/cpp/((mpi|nccl)_\w+|device_sets)\.(cc|h)"
 )

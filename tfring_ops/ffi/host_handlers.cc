@@ -96,15 +96,21 @@ ffi::Error Read(ffi::AnyBuffer whole, ffi::Result<ffi::AnyBuffer> share,
   return ffi::Error::Success();
 }
 
+// Nothing is in flight: XLA may move the buffer here.
+ffi::Error Pin(ffi::AnyBuffer buffer, ffi::Result<ffi::AnyBuffer> result) {
+  if (buffer.untyped_data() != result->untyped_data()) {
+    std::memcpy(result->untyped_data(), buffer.untyped_data(),
+                buffer.size_bytes());
+  }
+  return ffi::Error::Success();
+}
+
 // In place, unless XLA has moved the whole.
 ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer share,
                  ffi::Result<ffi::AnyBuffer> result, int64_t begin) {
   const absl::StatusOr<std::byte*> place = Place(*result, share, begin);
   if (!place.ok()) return ToXla(place.status());
-  if (whole.untyped_data() != result->untyped_data()) {
-    std::memcpy(result->untyped_data(), whole.untyped_data(),
-                whole.size_bytes());
-  }
+  Pin(whole, result);
   std::memcpy(*place, share.untyped_data(), share.size_bytes());
   return ffi::Error::Success();
 }
@@ -131,3 +137,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_write, tfring::Write,
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<int64_t>("begin"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_pin, tfring::Pin,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>());

@@ -6,11 +6,14 @@
 // - The typed FFI is the one custom call API that XLA:CPU still supports; with
 //   the status-returning one of old, XLA of TensorFlow 2.21 segfaults.
 // - Without `has_side_effect` XLA merges and removes calls.
-// - Output i aliases operand i, so the reduction is in place with no copy, and
-//   the buffer stays where it is between Start and Done.  XLA copies arguments
-//   and values that something else reads.
+// - Output i aliases operand i, so the reduction is in place with no copy.  XLA
+//   copies arguments and values that something else reads.  Why a tensor stays
+//   where it is between Start and Done is in Note [Tensors stay where they are]
+//   in xla/pins.h.
 // - Layouts are fixed to row-major, so that the order of the elements does not
-//   depend on the rest of a rank's program.
+//   depend on the rest of a rank's program.  For a pinned tensor Pin does it:
+//   XLA would copy the operands of a call that asks for the layout of a buffer,
+//   and it refuses a program that copies a buffer.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -25,6 +28,7 @@
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/ffi/custom_calls.h"
 #include "tfring_ops/tf/request.h"
+#include "tfring_ops/xla/pins.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/layout_util.h"
 #include "xla/shape_util.h"
@@ -49,18 +53,18 @@ std::string Attribute(absl::string_view name, absl::string_view value) {
   return attribute + "\"";
 }
 
-// Calls `target` with all of the op's inputs.  Its outputs are the first
-// `count` of them, in place, and the shapes of `more`.
-void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
-                     absl::Span<const xla::Shape> more,
-                     const std::string& attributes) {
-  std::vector<xla::XlaOp> operands;
+// Calls `target` with `operands`.  Its outputs are the first `count` of them,
+// in place, and the shapes of `more`.
+xla::XlaOp InPlaceCall(XlaOpKernelContext* context, const char* target,
+                       const std::vector<xla::XlaOp>& operands, int count,
+                       absl::Span<const xla::Shape> more,
+                       const std::string& attributes) {
+  bool any_pinned = false;
   std::vector<xla::Shape> operand_shapes;
-  for (int i = 0; i < context->num_inputs(); ++i) {
-    operands.push_back(context->Input(i));
-    absl::StatusOr<xla::Shape> shape =
-        context->builder()->GetShape(operands.back());
-    OP_REQUIRES_OK(context, shape.status());
+  for (const xla::XlaOp operand : operands) {
+    absl::StatusOr<xla::Shape> shape = context->builder()->GetShape(operand);
+    if (!shape.ok()) return context->builder()->ReportError(shape.status());
+    any_pinned |= IsPinned(*shape);
     xla::LayoutUtil::SetToDefaultLayout(&*shape);
     operand_shapes.push_back(*std::move(shape));
   }
@@ -74,14 +78,32 @@ void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
     aliasing[i].second.first = i;
   }
 
-  const xla::XlaOp call = xla::CustomCallWithLayout(
-      context->builder(), target, operands,
-      xla::ShapeUtil::MakeTupleShape(output_shapes), operand_shapes, attributes,
-      /*has_side_effect=*/true, aliasing, /*literal=*/nullptr,
-      xla::CustomCallSchedule::SCHEDULE_NONE,
-      xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
-  for (size_t i = 0; i < output_shapes.size(); ++i) {
-    context->SetOutput(i, xla::GetTupleElement(call, i));
+  const xla::Shape output = xla::ShapeUtil::MakeTupleShape(output_shapes);
+  constexpr auto kSchedule = xla::CustomCallSchedule::SCHEDULE_NONE;
+  constexpr auto kVersion = xla::CustomCallApiVersion::API_VERSION_TYPED_FFI;
+  if (any_pinned) {
+    return xla::CustomCall(context->builder(), target, operands, output,
+                           attributes, /*has_side_effect=*/true, aliasing,
+                           /*literal=*/nullptr, kSchedule, kVersion);
+  }
+  return xla::CustomCallWithLayout(context->builder(), target, operands, output,
+                                   operand_shapes, attributes,
+                                   /*has_side_effect=*/true, aliasing,
+                                   /*literal=*/nullptr, kSchedule, kVersion);
+}
+
+std::vector<xla::XlaOp> Inputs(XlaOpKernelContext* context) {
+  std::vector<xla::XlaOp> inputs;
+  for (int i = 0; i < context->num_inputs(); ++i) {
+    inputs.push_back(context->Input(i));
+  }
+  return inputs;
+}
+
+// The op's outputs are the elements of `tuple`.
+void SetOutputs(XlaOpKernelContext* context, xla::XlaOp tuple) {
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    context->SetOutput(i, xla::GetTupleElement(tuple, i));
   }
 }
 
@@ -123,8 +145,11 @@ class StartXlaOp : public XlaOpKernel {
       absl::StrAppend(&attributes, ", ",
                       Attribute("place", first ? kFirstOfChain : ""));
     }
-    EmitInPlaceCall(context, kStartCall, count, {HandleShape()},
-                    absl::StrCat("{", attributes, "}"));
+    std::vector<xla::XlaOp> operands = Inputs(context);
+    for (int i = 0; i < count; ++i) operands[i] = Pin(operands[i]);
+    SetOutputs(context, InPlaceCall(context, kStartCall, operands, count,
+                                    {HandleShape()},
+                                    absl::StrCat("{", attributes, "}")));
   }
 
  private:
@@ -138,8 +163,12 @@ class DoneXlaOp : public XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* context) override {
-    EmitInPlaceCall(context, kDoneCall, count_, {HandleShape()},
-                    /*attributes=*/"");
+    const xla::XlaOp done =
+        InPlaceCall(context, kDoneCall, Inputs(context), count_,
+                    {HandleShape()}, /*attributes=*/"");
+    for (int i = 0; i < context->num_outputs(); ++i) {
+      context->SetOutput(i, Unpin(xla::GetTupleElement(done, i)));
+    }
   }
 
  private:
@@ -195,9 +224,10 @@ class ReadShareXlaOp : public XlaOpKernel {
         context->builder()->GetShape(context->Input(0));
     OP_REQUIRES_OK(context, whole.status());
     if (platform == Platform::kHost) {
-      return EmitInPlaceCall(context, kReadCall, /*count=*/0,
-                             {DenseShape(whole->element_type(), {count_})},
-                             Begin(begin_));
+      return SetOutputs(
+          context, InPlaceCall(context, kReadCall, Inputs(context), /*count=*/0,
+                               {DenseShape(whole->element_type(), {count_})},
+                               Begin(begin_)));
     }
     context->SetOutput(0, xla::SliceInDim(Flat(context->Input(0), *whole),
                                           begin_, begin_ + count_,
@@ -219,8 +249,9 @@ class WriteShareXlaOp : public XlaOpKernel {
 
   void Compile(XlaOpKernelContext* context) override {
     if (platform == Platform::kHost) {
-      return EmitInPlaceCall(context, kWriteCall, /*count=*/1, /*more=*/{},
-                             Begin(begin_));
+      return SetOutputs(context,
+                        InPlaceCall(context, kWriteCall, Inputs(context),
+                                    /*count=*/1, /*more=*/{}, Begin(begin_)));
     }
     const absl::StatusOr<xla::Shape> shape =
         context->builder()->GetShape(context->Input(0));
