@@ -63,6 +63,13 @@ class Instruction(NamedTuple):
     def is_done(self) -> bool:
         return self.target == "tfring_done"
 
+    @property
+    def is_rename(self) -> bool:
+        """Whether the result is the operand, under another name."""
+        return self.opcode in {"bitcast", "get-tuple-element"} or (
+            self.target in {"Pin", "Unpin"}  # tfring_ops/xla/pins.h
+        )
+
 
 def compiled(library: ctypes.CDLL, plugin: str, text: str) -> str:
     """The module that the GPU would run."""
@@ -108,7 +115,9 @@ def program(text: str) -> list[Instruction]:
     for line in text[text.index("\nENTRY ") :].splitlines():
         # The type may be a tuple's, with comments in it.
         found = re.match(
-            r"\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z-]*)\((.*?)\)", line
+            # "b(" is the type of a pinned tensor.
+            r"\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z-]+)\((.*?)\)",
+            line,
         )
         if found is None:
             continue
@@ -138,7 +147,7 @@ class Step:
     def made_by(self, name: str) -> Instruction:
         """Returns the producer of a value, past instructions that rename it."""
         found = self.program[self.place[name]]
-        while found.opcode in {"bitcast", "get-tuple-element"}:
+        while found.is_rename:
             found = self.program[self.place[found.operands[0]]]
         return found
 
@@ -147,7 +156,7 @@ class Step:
         return [
             x
             for x in self.program[first + 1 : last]
-            if x.opcode not in NAMES_ALONE
+            if x.opcode not in NAMES_ALONE and not x.is_rename
         ]
 
     def check_all_calls_are_in_the_program(self, calls: int) -> None:
