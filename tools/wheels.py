@@ -196,9 +196,10 @@ def _environment(python: str, version: str) -> tuple[Path, Path]:
     if not inside.exists():
         _run(python, "-m", "venv", environment)
     pip = str(inside), "-m", "pip", "--quiet", "install"
+    distribution = "tf-nightly-cpu" if ".dev" in version else "tensorflow-cpu"
     _run(
         *(*pip, "setuptools>=77", "wheel", MPI_WHEEL),
-        *(f"{PTXAS_WHEEL}>=12.8,<13", f"tensorflow-cpu=={version}"),
+        *(f"{PTXAS_WHEEL}>=12.8,<13", f"{distribution}=={version}"),
     )
     release = ".".join(version.split(".")[:2])
     if headers := XLA_HEADERS.get(release):
@@ -225,7 +226,7 @@ def _tensorflow_of(wheel: Path) -> str:
 def _requirement(wheel: Path) -> str:
     """The TensorFlow that a wheel requires: "tensorflow-cpu==2.21.0"."""
     for requirement in _metadata(wheel).get_all("Requires-Dist", []):
-        if re.fullmatch(r"\S*tensorflow\S*==\S+", requirement):
+        if re.fullmatch(r"\S*(tensorflow|tf-nightly)\S*==\S+", requirement):
             return str(requirement)
     raise ValueError(f"{wheel.name} requires no TensorFlow.")
 

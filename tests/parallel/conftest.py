@@ -23,6 +23,7 @@ from typing import TextIO
 
 import fake_driver
 import helpers
+import keras
 import pytest
 import tensorflow as tf
 from keras.src.trainers import trainer
@@ -53,6 +54,11 @@ if _ON_FAKE_GPU:
 # Computes products in float32, as on a CPU; a GPU uses 19 bits otherwise.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
+# Tests that fail with nightly builds until other packages follow, and why.
+_EXPECTED_FAILURES = {
+    "test_keras_hub": "keras_hub 0.32 imports what Keras 3.16 has moved",
+}
+
 # A test needs XLA if it has one of these parameters, or the mark `xla`.
 _XLA = {
     "jit_compile": (True,),
@@ -79,6 +85,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _ON_FAKE_GPU and _needs_xla(item):
             reason = "XLA has no compiler for the fake device"
             item.add_marker(pytest.mark.skip(reason))
+        if ".dev" in keras.version() and item.name in _EXPECTED_FAILURES:
+            reason = _EXPECTED_FAILURES[item.name]
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,11 @@ def test_an_environment_that_cannot_build(monkeypatch, installed, lacks):
 
 
 def test_the_index(tmp_path):
-    for version in ("2.20.0", "2.21.0"):
+    for version, tensorflow in (
+        ("2.22.0.dev20260905", "tf-nightly-cpu"),
+        ("2.20.0", "tensorflow-cpu"),
+        ("2.21.0", "tensorflow-cpu"),
+    ):
         folder = tmp_path / f"tf-{version}" / "tfring"
         folder.mkdir(parents=True)
         wheel = folder / "tfring-0.1.0-py3-none-manylinux_2_35_x86_64.whl"
@@ -66,13 +70,14 @@ def test_the_index(tmp_path):
             file.writestr(
                 "tfring-0.1.0.dist-info/METADATA",
                 f"Requires-Python: >=3.10\n"
-                f"Requires-Dist: tensorflow-cpu=={version}\n",
+                f"Requires-Dist: {tensorflow}=={version}\n",
             )
     wheels.write_index(tmp_path)
     page = (tmp_path / "index.html").read_text()
     assert page.index("tensorflow-cpu==2.20.0</a>") < page.index(
         "tensorflow-cpu==2.21.0</a>"
     )
+    assert "tf-nightly-cpu==2.22.0.dev20260905</a>" in page
     assert 'href="tfring/"' in (folder.parent / "index.html").read_text()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert (
