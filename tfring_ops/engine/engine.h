@@ -1,20 +1,21 @@
-// The engine: takes tensor entries in any order, agrees with all ranks on the
-// entries that are ready everywhere, and runs them, on threads of its own: one,
-// and one more for each lane (lanes.h) if there are several.  A small one may
-// run on the thread that submits it.
+// The engine takes tensor entries in any order, agrees with all ranks on the
+// entries that are ready everywhere, and runs them.  It has a thread of its
+// own, and one for each lane (lanes.h) if there are several.  The thread that
+// submits a small request may run it.
 //
 // Thread-safe.
 //
 // Invariants:
-// - Only one thread at a time talks to each transport: the driver, which is the
-//   engine's or one that submits, or the worker of a lane.
+// - Only one thread at a time talks to each transport: the driver
+//   (driver_lock.h), or the worker of a lane.
 // - Every `done` is called exactly once, also at shutdown and when a peer dies.
 // - The negotiation alone decides the order of execution.
-// - An error that every rank received leaves the engine as it was; after a
+// - An error that every rank received leaves the engine as it was.  After a
 //   lost peer every later entry fails at once, with the same message.
-// - An idle engine uses no CPU worth the name: it looks for a peer's message
-//   fifty times a second, and after a second four times.  One that nobody has
-//   used yet has no thread where its process set has an IdleWatch.
+// - An idle engine uses hardly any CPU time: it looks for a peer's message
+// fifty
+//   times a second, and after a second four times.  An engine that has never
+//   been used has no thread if its process set has an IdleWatch.
 #ifndef TFRING_OPS_ENGINE_ENGINE_H_
 #define TFRING_OPS_ENGINE_ENGINE_H_
 
@@ -37,12 +38,12 @@ class Engine {
                                                        ProcessSet process_set,
                                                        const Kernels& kernels);
 
-  // Shuts down.
+  // Calls Shutdown.
   virtual ~Engine() = default;
 
-  // Never waits for a rank to submit something, but for a moment.  A small one
-  // may be done when it returns, and `done` be called on this thread: once all
-  // ranks have it, this may take as long as the collective does.
+  // Waits at most kDrivePoll for other ranks to submit the same.  If they have,
+  // a small request is run on this thread, and its `done` may be called before
+  // this returns.
   // REQUIRES: the caller holds no lock that a `done` takes.
   // InvalidArgument (by `done`) if an entry of the same name is in flight on
   // this rank.
@@ -53,17 +54,18 @@ class Engine {
   // rank; the others see it as an error of what they submit later.
   virtual void Shutdown() = 0;
 
-  // Soon fails everything with `reason`, on all ranks: the engine of another
-  // process set has found a rank lost.  Never blocks.
+  // Makes everything fail with `reason`, on all ranks, because the engine of
+  // another process set has found a rank lost.  Never blocks.
   virtual void Abort(const absl::Status& reason) = 0;
 
-  // Why it takes nothing more: a rank is lost or has left.  OK while it does.
+  // Returns why the engine takes no more entries: a rank is lost or has left.
+  // OK while it takes some.
   virtual absl::Status ended() = 0;
 
-  // In the process set.
+  // The rank in the process set, and the number of its ranks.
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Rank 0's, the same on every rank.
+  // The options of rank 0, which all ranks have received.
   virtual const Options& options() const = 0;
 };
 

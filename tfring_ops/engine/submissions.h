@@ -1,4 +1,4 @@
-// The one place where other threads meet the engine's.
+// Where other threads hand entries to the driver.
 //
 // Thread-safe.
 //
@@ -33,38 +33,40 @@ namespace tfring {
 
 class Submissions {
  public:
-  // Puts `entry` in flight, and wakes nobody.  An error leaves it with the
-  // caller: InvalidArgument for a name that is in flight, or Close's error.  A
-  // request without a name gets one by the order of calls, "allreduce 7".
+  // Puts `entry` in flight, and wakes nobody.  After an error the caller still
+  // has the entry:  InvalidArgument if its name is in flight, or the reason of
+  // Close.  A request without a name gets one by the order of calls, "allreduce
+  // 7".
   absl::Status Add(TensorEntry& entry);
 
   // Returns the entries that were added since the last call.
   std::vector<TensorEntry> Take();
 
   // Counts the requests without a name, and the executions of chains, from 1
-  // again: ranks that stood by have counted fewer of them than the others.
+  // again: ranks that have waited as spares have counted fewer than the others.
   void RestartNames();
 
-  // `name` is no longer in flight.
+  // Notes that `name` is no longer in flight.
   void Remove(const std::string& name);
 
-  // Later Adds fail with `reason`.  The first call counts.
+  // Makes later Adds fail with `reason`.  Only the first call has an effect.
   void Close(const absl::Status& reason);
 
   // The reason of Close; OK before.
   absl::Status closed();
 
-  // Asks for the end; see ShutdownRequested.
+  // Asks the driver to shut down, which reads ShutdownRequested.
   void RequestShutdown();
   bool ShutdownRequested();
 
-  // Returns when there is something to take, the end has been asked for anew,
-  // or Wake has been called since the last call; after `timeout`, or before.
+  // Returns when there is something to take, when Wake or RequestShutdown has
+  // been called since the last call, or after `timeout`.  It may return
+  // earlier.
   void WaitFor(std::chrono::microseconds timeout, const Clock& clock);
   void Wake();
 
  private:
-  // Counts it if it is the first of its chain.
+  // Counts an execution if `entry` is the first of its chain.
   // REQUIRES: mutex_ is held.
   void TakePlace(TensorEntry& entry);
 

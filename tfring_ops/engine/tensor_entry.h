@@ -1,5 +1,5 @@
-// A framework's submission to the engine: a request, the memory it works on,
-// and whom to tell.
+// What a framework submits to the engine: a request, the memory it works on,
+// and functions to call on its way.
 #ifndef TFRING_OPS_ENGINE_TENSOR_ENTRY_H_
 #define TFRING_OPS_ENGINE_TENSOR_ENTRY_H_
 
@@ -18,10 +18,10 @@
 
 namespace tfring {
 
-// Every kind of collective, and its name; collectives/ has a file for each.
-// Adasum is an allreduce that is no element-wise operation.  In place, a
-// reducescatter leaves this rank's share in its place in the whole tensor, and
-// an allgather takes it from there.
+// Every kind of collective, and its name.  The folder collectives/ has a file
+// for each.  Adasum is an allreduce whose operation is not element-wise.  In
+// place, a reducescatter leaves this rank's share where it belongs in the whole
+// tensor, and an allgather takes it from there.
 #define TFRING_FOR_EACH_COLLECTIVE(M) \
   M(Allreduce, "allreduce")           \
   M(Allgather, "allgather")           \
@@ -46,7 +46,7 @@ inline constexpr int kCollectiveKindCount =
 
 const char* Name(CollectiveKind kind);
 
-// The kind that its messages are counted as.
+// The kind of message that its bytes are counted as.
 inline MessageKind MessagesOf(CollectiveKind kind) {
   static_assert(kCollectiveKindCount < kMostMessageKinds);
   return static_cast<MessageKind>(static_cast<int>(kind) + 1);
@@ -57,64 +57,66 @@ struct TensorInfo {
   std::vector<int64_t> dims;
 };
 
-// The size of all its elements; a scalar has one.
+// The size of all elements; a scalar has one.
 int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor);
 
-// The rows of `tensor` that a reducescatter gives to `rank`: equally many for
-// each, and one more for the first ranks if they cannot be.
-// REQUIRES: it is no scalar.
+// The rows of `tensor` that a reducescatter gives to `rank`.  All ranks get
+// equally many; if that is impossible, the first ranks get one more.
+// REQUIRES:  `tensor` is no scalar.
 Range RowsOfRank(const TensorInfo& tensor, int rank, int size);
 
-// The elements of `tensor` that are `rank`'s in place, whatever its shape:
-// equally many for each, a multiple of kShareMultiple; the last ranks have what
-// is left, or nothing.
+// The elements that `rank` has of a `tensor` in place, whatever its shape.  All
+// ranks have equally many, a multiple of kShareMultiple; the last ranks have
+// what is left, or nothing.
 // SYNC: _Cut in tfring/_gradients/shares.py.
 inline constexpr int64_t kShareMultiple = 16;
 Range ShareOfRank(const TensorInfo& tensor, int rank, int size);
 
-// The memory of a request's tensors: the host's, or the GPU of this number.
+// Where a request's tensors are: kHost, or the number of a GPU.
 inline constexpr int32_t kHost = -1;
 
 // The part of a submission that the ranks negotiate.  All tensors of a request
 // have one dtype and travel together.
 struct CollectiveRequest {
-  // The same on every rank, unique among those in flight.  Empty: named by the
-  // order of entries without a name.
+  // The name is the same on every rank, and unique among the requests in
+  // flight.  If it is empty, the engine names the request by the order of
+  // calls.
   std::string name;
-  bool is_nameless = false;  // the engine's: it has given the name
+  bool is_nameless = false;  // True if the engine has named it.
   CollectiveKind kind = CollectiveKind::kAllreduce;
-  // Whose engine gets it.
+  // The process set whose engine runs the request.
   int32_t process_set_id = 0;
-  // Counted as this process counts its GPUs; all ranks must have it on a GPU,
+  // A GPU's number in this process.  All ranks must have the tensors on a GPU,
   // or none.
   int32_t device = kHost;
   DataType dtype = DataType::kFloat32;
-  // Allreduce alone: the type on the wire and of the reduction, if it is
-  // another type; see CanTravelAs.
+  // For allreduce: the dtype of the wire and of the reduction, if it is another
+  // one; see CanTravelAs.
   std::optional<DataType> wire_dtype;
-  int32_t root_rank = 0;  // broadcast; in the world
-  // Allreduce and reducescatters; the factors for before and after it.
+  int32_t root_rank = 0;  // For broadcast: a rank of the world.
+  // For allreduce and reducescatters, with the factors of inputs and of
+  // results.
   ReduceOp op = ReduceOp::kSum;
   double prescale_factor = 1.0;
   double postscale_factor = 1.0;
-  std::vector<TensorInfo> tensors;  // at least one; barrier and join: none
-  // Alltoall alone: how many of its rows go to each rank, which are all rows.
+  std::vector<TensorInfo> tensors;  // Barrier and join have none.
+  // For alltoall: how many rows go to each rank; together all rows.
   std::vector<int64_t> splits;
-  // The engine's: the name of the first request of its chain, and which
-  // execution of that chain on this rank it belongs to, from 1 on; 0 if it has
-  // none.  See Note [Executions of a chain] in submissions.h.
+  // The engine sets these: the name of the first request of the chain, and the
+  // number, from 1 on, of the chain's execution on this rank; 0 without a
+  // chain.  See Note [Executions of a chain] in submissions.h.
   std::string chain;
   int64_t execution = 0;
 };
 
-// The starts of one execution of a graph, each after the one before it.
+// The starts of one execution of a graph, in their order.
 struct Chain {
   struct Place {
     std::string chain;
     int64_t execution = 0;
   };
 
-  // By process set.
+  // The places of the process sets, by their ids.
   std::map<int32_t, Place> places;
 };
 
@@ -126,57 +128,60 @@ inline DataType WireType(const CollectiveRequest& request) {
   return request.wire_dtype.value_or(request.dtype);
 }
 
-// The size of all its tensors, as this rank has them and as they travel.
+// The size of this rank's tensors, in the dtype of the wire.
 int64_t SizeInBytes(const CollectiveRequest& request);
 
 struct TensorEntry {
-  // By which its inputs are to be multiplied.
+  // The factor of the inputs.
   double input_factor() const {
     return is_neutral ? 1.0 : request.prescale_factor;
   }
 
   struct Buffer {
     const void* input = nullptr;
-    // May be `input`, but for reducescatter, where it is this rank's rows alone
-    // and apart from `input`, unless in place, where the rest of it is
-    // undefined.  Unused for allgather, unless in place, and alltoall.
+    // May be `input`, except for a reducescatter that is not in place: its
+    // output has this rank's rows alone.  In place, the other ranks' elements
+    // of the output are undefined.  Unused by alltoall and by an allgather that
+    // is not in place.
     void* output = nullptr;
   };
 
   CollectiveRequest request;
-  // The chain of the entries before it and after it, which are submitted in
-  // turn; may be null.
+  // The chain that the entry belongs to, whose entries are submitted one after
+  // another; may be null.
   std::shared_ptr<Chain> chain;
-  // The engine's: its input changes no result, and so the prescale factor is
-  // not applied.
+  // The engine sets this: the input changes no result, so the prescale factor
+  // is not applied.
   bool is_neutral = false;
-  // One for each of request.tensors.  Alive until `done`.
+  // A buffer for each of request.tensors, which lives until `done`.
   std::vector<Buffer> buffers;
-  // Alltoall alone, on the engine's thread, before allocate_output: how many
-  // rows each rank sends.
+  // For alltoall.  The engine calls it before allocate_output, with the number
+  // of rows that each rank sends to this one.
   std::function<void(const std::vector<int64_t>& splits)> on_received_splits;
-  // Allgather alone, on the engine's thread, before allocate_output: how many
-  // ranks take part: all that have not joined.  May be null.
+  // For allgather; may be null.  The engine calls it before allocate_output,
+  // with the number of ranks that have not joined.
   std::function<void(int count)> on_contributors;
-  // Join alone, on the engine's thread, before `done`: who was the last.
+  // For join.  The engine calls it before `done`, with the last rank that has
+  // joined.
   std::function<void(int rank)> on_joined;
-  // Allgather and alltoall, on the engine's thread, before `done`: memory for
-  // the output of tensor `index`; its first dimension is known only now.
+  // For allgather and alltoall.  The engine calls it before `done`, when the
+  // first dimension of output `index` is known, and gets the memory for it.
   std::function<absl::StatusOr<void*>(int index,
                                       const std::vector<int64_t>& dims)>
       allocate_output;
-  // On a device alone, on the engine's thread, with the engine's stream there:
-  // before anything is asked of it, makes it wait until the inputs are whole
-  // and the outputs free.  May be null.
+  // For tensors on a GPU; may be null.  The engine calls it before it uses
+  // `stream`, to make the stream wait until the inputs are whole and the
+  // outputs free.
   std::function<absl::Status(void* stream)> on_start;
-  // Called after all work is enqueued, for streams to wait for: nothing has
-  // waited when `done` is called.  Not called if `done` is called only when the
-  // device has done all.  May be null.
+  // Called after all work is enqueued on `stream`, so that other streams can
+  // wait for it: nothing has waited when `done` is called.  It is not called if
+  // `done` comes only after the GPU's work.  May be null.
   std::function<absl::Status(void* stream)> on_finish;
-  // Before `done` gives up the memory of `buffers`, which the wire may still
-  // use then: makes it live for ever.  Null where nobody can, as under XLA.
+  // Called before a `done` that leaves `buffers` to the wire: keeps their
+  // memory alive for the rest of the process.  Null if nobody can do that, as
+  // under XLA.
   std::function<void()> keep_memory;
-  // The engine's, for the timeline; 0 while that does not record.
+  // The engine sets this, for the timeline; 0 while the timeline is off.
   int64_t submitted_ns = 0;
   // Called exactly once, usually on a thread of the engine's.  Must not block.
   std::function<void(const absl::Status&)> done;

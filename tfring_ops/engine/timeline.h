@@ -1,9 +1,8 @@
-// Records the work of this process's engines with its times: between Start and
-// Stop, for a picture of it (tfring/timeline/); and adds it up from Count on,
-// for a monitor.
+// Records when this process's engines do what: from Start to Stop for a picture
+// (tfring/timeline/), and from Count on as sums for a monitor.
 //
-// Thread-safe.  One of a process, as the engines of all process sets, and the
-// operations that wait for them, share one clock and one picture.
+// Thread-safe.  A process has one timeline, so that the engines of all process
+// sets, and the operations that wait for them, share one clock and one picture.
 //
 // Invariants:
 // - While it neither records nor counts, it costs one atomic load for each
@@ -28,14 +27,14 @@ namespace tfring {
 class Timeline {
  public:
   enum class Phase : uint8_t {
-    kRequest,    // from its submission to its done
-    kNegotiate,  // from its submission to the ranks' negotiation
-    kBucket,  // requests that run together, on a thread of an engine's; in it:
-    kRing,    // what goes over the transport as one message; and in that:
-    kPack,    // copies of small tensors into the fusion buffer,
-    kUnpack,  // and back
-    kWait,    // an operation that cannot go on before its request is done
-    kResponses,  // a moment: the coordinator's word has come
+    kRequest,    // From the submission of a request to its `done`.
+    kNegotiate,  // From the submission of a request to the ranks' agreement.
+    kBucket,     // The work of a bucket, on one of the engine's threads.
+    kRing,       // A part of the bucket that travels as one message.
+    kPack,       // Copies of small tensors into the fusion buffer.
+    kUnpack,     // Copies of small tensors out of the fusion buffer.
+    kWait,       // An operation waits until its request is done.
+    kResponses,  // A moment: the coordinator's decision has arrived.
   };
 
   struct Event {
@@ -43,8 +42,8 @@ class Timeline {
     CollectiveKind kind;
     int process_set;
     std::string name;  // of the request, or of the first of a bucket
-    // The size of this rank's tensors; of a bucket also of what stands in for
-    // some.
+    // The size of this rank's tensors, and of the neutral contributions in a
+    // bucket.
     int64_t bytes;
     // Times of std::chrono::steady_clock.
     int64_t begin_ns, end_ns;
@@ -53,8 +52,8 @@ class Timeline {
     int64_t sent_bytes = 0;
   };
 
-  // The line of a device in the picture, which begins with a bucket when it has
-  // ended the one before, whenever it was launched.
+  // The line of a GPU in the picture.  A bucket begins there when the bucket
+  // before it has ended, whenever it was launched.
   struct Track {
     Track();
 
@@ -69,31 +68,31 @@ class Timeline {
 
   static constexpr size_t kMaxEvents = 500'000;
 
-  // Lives for ever.
+  // The timeline is never destroyed.
   static Timeline& Global();
 
-  // Begins anew.
+  // Drops what was recorded, and records from now on.
   void Start(bool mark_responses);
-  // Ends; what has been recorded, once.
+  // Stops recording, and returns what was recorded since Start.
   Recording Stop();
 
-  // Adds up all events from here on, for good.
+  // Adds up all events from now on, until the process ends.
   void Count();
   Statistics::Totals totals();
-  // A report of a request that some ranks lack.
+  // Counts a report of a request that some ranks have not submitted.
   void CountStall();
 
-  // 0 while it neither records nor counts.
+  // Returns the time, or 0 while the timeline is off.
   int64_t Now() const;
 
-  // Each is recorded only if it began while `Now` was not 0: at a `begin_ns`
-  // that is not.
+  // A `begin_ns` of 0 means that the timeline was off then: nothing is
+  // recorded.
   void RecordRequest(Phase phase, const CollectiveRequest& request,
                      int64_t begin_ns, int64_t end_ns);
-  // An operation begins to wait; the result is for RecordWait.
+  // Begins the wait of an operation; the result is for RecordWait.
   int64_t BeginWait();
   void RecordWait(const std::string& name, int process_set, int64_t begin_ns);
-  // If they are asked for.
+  // Does nothing unless Start has asked for it.
   void RecordResponses(int process_set);
 
  private:
@@ -105,26 +104,26 @@ class Timeline {
   std::atomic<bool> looks_{false};  // if it records or counts
   std::atomic<bool> mark_responses_{false};
   std::mutex mutex_;
-  // The next members are under the mutex.
+  // mutex_ guards the members below.
   bool records_ = false;
   bool counts_ = false;
   Recording recording_;
   Statistics statistics_;
 };
 
-// Records the thread's work from here to the end of the scope.
+// Records this thread's work until the end of the scope.
 class TimelineSpan {
  public:
-  // `request` is the first of its bucket, `bytes` are those of all.  With a
-  // track, it is the device that does it, whatever thread it is begun and ended
-  // on.
+  // `request` is the first of its bucket, and `bytes` the size of the bucket.
+  // With a track, the GPU does the work, whichever threads begin and end the
+  // span.
   TimelineSpan(Timeline::Phase phase, const CollectiveRequest& request,
                int64_t bytes, Timeline::Track* track = nullptr);
   ~TimelineSpan();
   TimelineSpan(const TimelineSpan&) = delete;
   TimelineSpan& operator=(const TimelineSpan&) = delete;
 
-  // This rank has sent as many bytes meanwhile.
+  // Adds bytes that this rank has sent for the bucket.
   void AddSent(int64_t bytes) {
     if (event_) event_->sent_bytes += bytes;
   }

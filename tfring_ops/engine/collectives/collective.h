@@ -1,7 +1,7 @@
-// The interface of a kind of collective to negotiation and execution; each kind
-// has a file.
+// The interface between one kind of collective and negotiation and execution.
+// Each kind has a file.
 //
-// A new kind is a line of TFRING_FOR_EACH_COLLECTIVE in tensor_entry.h and a
+// A new kind needs a line of TFRING_FOR_EACH_COLLECTIVE in tensor_entry.h and a
 // file here; CONTRIBUTING.md has the rest.
 #ifndef TFRING_OPS_ENGINE_COLLECTIVES_COLLECTIVE_H_
 #define TFRING_OPS_ENGINE_COLLECTIVES_COLLECTIVE_H_
@@ -21,58 +21,60 @@
 
 namespace tfring {
 
-// A response on its way through this rank.
+// What Run gets: a response of the negotiation, and this rank's entries for it.
 struct Bucket {
-  // The entries of the response's names, in that order; several only of a
-  // fusible kind.
+  // The entries of the response's names, in that order.  There are several only
+  // if the kind is fusible.
   absl::Span<TensorEntry* const> entries;
   const Response& response;
-  int contributors;  // the ranks that have not joined
+  int contributors;  // The number of ranks that have not joined.
   const Members& members;
 };
 
-// Stateless, and so thread-safe.
+// Thread-safe, because it has no state.
 class Collective {
  public:
   virtual ~Collective() = default;
 
   // ---- Negotiation ----
 
-  // Returns an error if this rank may not ask for `request`.
+  // Returns an error if this rank must not submit `request`.
   virtual absl::Status Check(const Members& members,
                              const CollectiveRequest& request) const;
-  // True if two ranks may have these dimensions of one tensor.
+  // Returns true if two ranks may submit one tensor with these dimensions.
   virtual bool ShapesAgree(const TensorInfo& a, const TensorInfo& b) const {
     return a.dims == b.dims;
   }
-  // True if all ranks must have tensors of the same role, "kernel" or "bias".
+  // Returns true if the tensors of all ranks must have one role, such as
+  // "kernel" or "bias".
   virtual bool roles_agree() const { return true; }
-  // True if a response follows from the ranks' requests alone, and so may
-  // repeat without being sent.
+  // Returns true if the response depends on the ranks' requests alone.  It may
+  // then be repeated without being sent.
   virtual bool is_cacheable() const { return true; }
-  // True if requests that agree in dtype, op and factors may run as one bucket,
-  // and such buckets beside one another.
+  // Returns true if requests of one dtype, op and factors may run as one
+  // bucket, and several such buckets at the same time.
   virtual bool is_fusible() const { return false; }
-  // Returns the numbers of `request` that other ranks need, and that may differ
-  // from rank to rank and from step to step: rows, or splits.
+  // Returns what other ranks need to know of `request` and what may differ
+  // between ranks and steps: its rows, or its splits.
   virtual std::vector<int64_t> Sizes(const CollectiveRequest& request) const;
-  // Returns why `request` cannot run without the ranks `joined` of the world;
-  // empty if it can.
+  // Returns why `request` cannot run without the world's ranks `joined`; empty
+  // if it can.
   virtual std::string CheckRunsWithoutJoined(
       const std::vector<int32_t>& joined,
       const CollectiveRequest& request) const;
 
   // ---- Execution ----
 
-  // Returns true if all that Run asks of this rank is to launch work on a
-  // device's stream, by the stream collectives of `context`: it waits for no
-  // work there, nor allocates memory.
+  // Returns true if Run only launches work on a GPU's stream, by the stream
+  // collectives of `context`: it neither waits for work there nor allocates
+  // memory.
   virtual bool OnlyLaunches(const ExecutionContext& context,
                             const CollectiveRequest& request) const;
 
-  // Makes `request` a joined rank's; see neutral_contribution.h.
+  // Turns `request` into that of a rank that has joined; see
+  // neutral_contribution.h.
   virtual void MakeNeutral(CollectiveRequest& request) const;
-  // Fills an input of such a rank, if its contents matter.
+  // Fills an input of a rank that has joined, if its contents matter.
   virtual void FillNeutral(const Kernels& kernels,
                            const CollectiveRequest& request, std::byte* memory,
                            int64_t bytes) const;
@@ -84,21 +86,21 @@ class Collective {
 
 const Collective& CollectiveOf(CollectiveKind kind);
 
-// One for each kind, each in its file.
+// A function for each kind, which the kind's file defines.
 #define TFRING_DECLARE(NAME, TEXT) const Collective& NAME##Collective();
 TFRING_FOR_EACH_COLLECTIVE(TFRING_DECLARE)
 #undef TFRING_DECLARE
-// Defines that of a kind, in its file, as an object of the class NAME there.
+// Defines the function of a kind, whose class NAME is in the same file.
 #define TFRING_DEFINE_COLLECTIVE(NAME)   \
   const Collective& NAME##Collective() { \
     static const NAME collective;        \
     return collective;                   \
   }
 
-// True if all but their first dimensions are the same.
+// Returns true if all dimensions but the first are the same.
 bool SameButForRows(const TensorInfo& a, const TensorInfo& b);
 
-// Returns why a kind whose result has a part for every rank cannot run without
+// Returns why a kind whose result has a part for each rank cannot run without
 // `joined`.
 std::string PartWouldBeLost(const std::vector<int32_t>& joined);
 

@@ -1,4 +1,4 @@
-// A bucket from the ranks' negotiation to the end of its entries.
+// A bucket, from the ranks' agreement until its entries are done.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_
 #define TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_
 
@@ -22,7 +22,7 @@
 
 namespace tfring {
 
-// Not thread-safe, but for finished().
+// Not thread-safe, except for finished().
 class BucketTask {
  public:
   // REQUIRES: the references outlive this.
@@ -30,16 +30,16 @@ class BucketTask {
              Clock::time_point now);
 
   const Response& bucket() const { return bucket_; }
-  // When it was made.
+  // When the ranks had agreed on the bucket.
   Clock::time_point since() const { return since_; }
 
-  // This rank's entries, and neutral contributions for missing ones, in the
-  // order of the bucket's names.
+  // Adds this rank's entries and, for those that it lacks, neutral
+  // contributions.  The order is that of the bucket's names.
   void Add(TensorEntry entry);
   void AddNeutralContribution(const CollectiveRequest& request);
 
   const CollectiveRequest& first() const { return entries_[0]->request; }
-  // Its description for messages; also when it is finished.
+  // Describes the bucket in messages, also after it has finished.
   // REQUIRES: it has an entry.
   const std::string& label() const { return label_; }
   // The size of all tensors.
@@ -48,18 +48,19 @@ class BucketTask {
     return !neutral_contributions_.empty();
   }
 
-  // Returns before a lane with stream collectives has done what it is asked
-  // for.  An error leaves the entries in flight: their memory may be, too.  It
-  // aborts the lane, and nothing runs on it any more.
-  // REQUIRES: the lane outlives this.
+  // Runs the bucket on `lane`.  A lane with stream collectives may still be at
+  // work when this returns.  An error aborts the lane, and leaves the entries
+  // in flight, because the lane may still use their memory.
+  // REQUIRES:  `lane` outlives this.
   absl::Status Run(ExecutionLane& lane);
 
-  // Unless it is finished: messages in flight may still use the memory.
+  // Keeps the memory of an unfinished bucket alive, which messages in flight
+  // may still use.
   void KeepMemory();
 
-  // Calls each entry's `done`; the first call counts.
-  // REQUIRES: with OK, what Run has asked the lane for is done, or the entries'
-  // `on_finish` has seen to it that others can wait for it.
+  // Calls each entry's `done`.  Only the first call has an effect.
+  // REQUIRES: if `status` is OK, the lane has done all work, or the entries'
+  // `on_finish` lets others wait for it.
   void Finish(const absl::Status& status);
   bool finished() const { return finished_; }
 
@@ -75,20 +76,20 @@ class BucketTask {
   const Clock::time_point since_;
   std::deque<TensorEntry> own_;
   std::deque<NeutralContribution> neutral_contributions_;
-  std::vector<TensorEntry*> entries_;  // all of them
+  std::vector<TensorEntry*> entries_;  // All entries, of both kinds.
   std::string label_;
   int64_t bytes_ = 0;
   std::optional<TimelineSpan> span_;
   std::atomic<bool> finished_{false};
 };
 
-// Runs `task` and finishes it, or, where it is launched, has it finished when
-// the lane is polled.
-// REQUIRES: the lane outlives the task.
+// Runs `task` and finishes it.  A task that is only launched finishes when the
+// lane is polled.
+// REQUIRES:  `lane` outlives the task.
 absl::Status RunAndFinish(const std::shared_ptr<BucketTask>& task,
                           ExecutionLane& lane);
 
-// Ends one entry, which is no longer in flight: calls its `done`.
+// Removes an entry from those in flight, and calls its `done`.
 void Finish(const TensorEntry& entry, const absl::Status& status,
             Submissions& submissions);
 

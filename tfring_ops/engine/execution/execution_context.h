@@ -1,5 +1,5 @@
-// The resources of a lane's collectives: the ring, the fusion buffer and
-// scratch memory, and the library that does collectives in the ring's place.
+// What the collectives of one lane share: the ring, the fusion buffer, scratch
+// memory, and a library that may take the ring's place.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_EXECUTION_CONTEXT_H_
@@ -29,14 +29,14 @@ enum class Memory { kHost, kDevice };
 
 class ExecutionContext {
  public:
-  // `collectives`, if there are any, do what they can; the ring does the rest.
-  // REQUIRES: what it is given outlives the context.
+  // The ring does what `collectives` cannot do, or everything if that is null.
+  // REQUIRES: all arguments outlive the context.
   ExecutionContext(const Options& options, Transport& transport,
                    const Kernels& kernels, CostSource cost_source,
                    Memory memory = Memory::kHost,
                    StreamCollectives* collectives = nullptr);
-  // Collective, unless the transport has been aborted: peers may have read this
-  // rank's fusion buffer.
+  // Collective unless the transport was aborted, because peers may still read
+  // this rank's fusion buffer.
   ~ExecutionContext();
   ExecutionContext(const ExecutionContext&) = delete;
   ExecutionContext& operator=(const ExecutionContext&) = delete;
@@ -53,21 +53,23 @@ class ExecutionContext {
 
   const RingContext& ring() const { return ring_; }
   AdaptiveAllreduce& allreduce() { return allreduce_; }
-  // Null: there are none, and the ring does it all.
+  // Null if the ring does everything.
   StreamCollectives* stream_collectives() const { return collectives_; }
-  // Returns true if those reduce `request` in place of the ring.
+  // Returns true if the stream collectives reduce `request`.
   bool Delegates(const CollectiveRequest& request) const;
 
   int64_t fusion_threshold_bytes() const { return fusion_threshold_bytes_; }
-  // However large the packed tensors are.
+  // The largest fusion buffer that any bucket needs.
   int64_t MostFusedBytes() const;
-  // At least `bytes` of fusion buffer, the same on all ranks.  Collective.
+  // Returns a fusion buffer of at least `bytes`, which is the same on all
+  // ranks.  Collective.
   absl::StatusOr<std::byte*> FusionBuffer(int64_t bytes);
   Workspace& scratch() { return scratch_; }
 
  private:
   const int64_t fusion_threshold_bytes_;
-  // Kept from call to call: fresh memory costs a page fault every 4 KiB.
+  // The memory is kept from call to call: fresh memory costs a page fault every
+  // 4 KiB.
   Workspace scratch_;
   Workspace fusion_buffer_;
   const RingContext ring_;
