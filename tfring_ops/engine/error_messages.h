@@ -1,4 +1,4 @@
-// How messages to users speak of requests and ranks.
+// How messages to users name requests and ranks.
 #ifndef TFRING_OPS_ENGINE_ERROR_MESSAGES_H_
 #define TFRING_OPS_ENGINE_ERROR_MESSAGES_H_
 
@@ -18,17 +18,18 @@ std::string Ranks(const Members& members, const std::vector<int32_t>& ranks);
 // 'gradients/0' ('bias' to 'kernel')".
 std::string LabelOf(const Members& members, const CollectiveRequest& request);
 
-// `what` has waited for `silent`, from whom the ranks hear nothing.
+// Says that `what` has waited for the ranks `silent`, of which nothing is
+// heard.
 std::string DescribeSilence(const Members& members, const std::string& what,
                             double waited_seconds,
                             const std::vector<int32_t>& silent,
                             double silent_seconds);
-// The same where this rank does not wait for them.
+// Says the same if this rank does not wait for them.
 std::string DescribeSilence(const Members& members,
                             const std::vector<int32_t>& silent,
                             double silent_seconds);
 
-// Ends the message of an engine that ends.
+// The last sentence of the error with which an engine ends.
 inline constexpr char kEndOfJob[] = " The job cannot go on without it.";
 
 }  // namespace tfring

@@ -1,5 +1,5 @@
-// The one thread that looks after engines which nobody has used yet, in place
-// of a thread for each of them: see Note [Engines that nobody has used].
+// One thread that looks after all engines that have never been used, in place
+// of a thread for each: see Note [Engines that nobody has used].
 //
 // Thread-safe.
 //
@@ -25,8 +25,8 @@ namespace tfring {
 
 class IdleWatch {
  public:
-  // Does the work that is due, never blocks, and returns the longest time until
-  // the next call; none if never.
+  // Does the work that is due, without blocking, and returns the longest time
+  // until the next call, or none if no call is needed.
   using Look = std::function<std::optional<std::chrono::microseconds>()>;
 
   // How long an engine with nothing to do sleeps between looks at its mailbox.
@@ -34,14 +34,14 @@ class IdleWatch {
   // leave from a cached schedule.
   static constexpr std::chrono::milliseconds kShortestPeriod{20};
   static constexpr std::chrono::milliseconds kLongestPeriod{250};
-  // The same once nothing has been asked of it for a while, where its
+  // The period of an engine that has had nothing to do for a while, if its
   // heartbeats can be put off for so long.
   static std::chrono::microseconds Period(
       std::chrono::nanoseconds heartbeat_look);
 
   // REQUIRES: `clock` outlives this.
   explicit IdleWatch(const Clock& clock = SteadyClock()) : clock_(clock) {}
-  // REQUIRES: what was added has been removed, or looks no more.
+  // REQUIRES: every owner has been removed, or its `look` has returned none.
   ~IdleWatch();
   IdleWatch(const IdleWatch&) = delete;
   IdleWatch& operator=(const IdleWatch&) = delete;
@@ -49,7 +49,7 @@ class IdleWatch {
   // Calls `look` from now on, until it returns none or `owner` is removed.  All
   // calls are on one thread, in turn.
   void Add(const void* owner, Look look);
-  // Returns when `look` is not being called, and will not be.
+  // Removes `owner`.  When it returns, `look` is not being called any more.
   void Remove(const void* owner);
 
  private:

@@ -1,4 +1,4 @@
-// The means of collectives on one kind of memory.
+// What collectives on one kind of memory need.
 #ifndef TFRING_OPS_ENGINE_LANE_H_
 #define TFRING_OPS_ENGINE_LANE_H_
 
@@ -16,21 +16,21 @@
 namespace tfring {
 
 struct Lane {
-  // A device's alone: returns when it has done all that it was asked for.  Owns
-  // the device.
+  // For a GPU: returns when the GPU has executed everything that was enqueued.
+  // Owns the GPU's objects.
   std::function<absl::Status()> finish;
-  void* stream = nullptr;            // the device's, which the kernels work on
-  const Kernels* kernels = nullptr;  // the device's, or alive for ever
+  void* stream = nullptr;  // The GPU's stream, on which the kernels work.
+  // Owned by the GPU's objects, or never destroyed.
+  const Kernels* kernels = nullptr;
   std::unique_ptr<Transport> transport;
-  // A device's alone: the library that does collectives in the ring's place, if
-  // any.
+  // For a GPU: a library that does collectives in the ring's place, if there is
+  // one.
   std::unique_ptr<StreamCollectives> collectives;
-  // A device's alone, if the process sets of a process must launch in one
-  // order: returns when it is this set's turn; the turn ends with the returned
-  // object.  Collective over its ranks.
+  // For a GPU, if the process sets of a process must launch in one order:
+  // returns when it is this set's turn, which ends with the returned object.
+  // Collective over the set's ranks.
   std::function<absl::StatusOr<std::shared_ptr<void>>()> await_turn;
-  // A device's alone: the costs of its links and kernels, the same on all
-  // ranks.
+  // For a GPU: the costs of its links and kernels, the same on all ranks.
   std::optional<Costs> costs;
 };
 

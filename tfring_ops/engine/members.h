@@ -1,4 +1,4 @@
-// The ranks of the world that a process set has.
+// Which ranks of the world a process set has.
 #ifndef TFRING_OPS_ENGINE_MEMBERS_H_
 #define TFRING_OPS_ENGINE_MEMBERS_H_
 
@@ -12,10 +12,10 @@
 
 namespace tfring {
 
-// An engine counts its ranks from 0; users know those of the world alone, so
-// that is what messages say.
+// An engine numbers its ranks from 0.  Users know the ranks of the world alone,
+// so messages name these.
 struct Members {
-  // All of a world of `size` ranks.
+  // All ranks of a world of `size` ranks.
   explicit Members(int size) : world_ranks(size) {
     std::iota(world_ranks.begin(), world_ranks.end(), 0);
   }
@@ -24,7 +24,8 @@ struct Members {
 
   int size() const { return static_cast<int>(world_ranks.size()); }
 
-  // The rank in the set of a rank of the world; -1 if it is no member.
+  // Returns the rank in the set of a rank of the world; -1 if it is not in the
+  // set.
   int RankOf(int world_rank) const {
     for (int rank = 0; rank < size(); ++rank) {
       if (world_ranks[rank] == world_rank) return rank;

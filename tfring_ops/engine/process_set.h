@@ -17,15 +17,15 @@
 
 namespace tfring {
 
-// Negotiation and data never mix, so that no message can be mistaken for one of
-// another kind.  Both have the same ranks in the same order.
+// Negotiation and data have a channel each, so that no message is mistaken for
+// one of the other kind.  Both have the same ranks in the same order.
 struct ProcessSet {
   int id = 0;
   std::vector<int32_t> world_ranks;  // see Members; not needed for the world
   std::unique_ptr<Transport> control;
   std::unique_ptr<Transport> data;
-  // Makes one more channel like `data`, for buckets on the wire beside it;
-  // null: there are no more.  Collective.
+  // Makes another channel like `data`, for further buckets on the wire.
+  // Collective.  Null if there are no others.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>()> make_data;
   // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,
   // with rank 0's options; kHost where this rank has joined and named none.
@@ -35,8 +35,8 @@ struct ProcessSet {
   std::function<absl::StatusOr<Lane>(const Options& options, int32_t device,
                                      Transport& data)>
       make_device_lane;
-  // Outlives the engine, and looks after it until it is first used.  Null: it
-  // has a thread from the start.
+  // Outlives the engine, and looks after it until it is first used.  If null,
+  // the engine has a thread from the start.
   IdleWatch* idle_watch = nullptr;
   // Outlives the engine.
   const Clock* clock = &SteadyClock();

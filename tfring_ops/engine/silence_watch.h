@@ -1,8 +1,8 @@
-// A rank's way with ranks that are silent: it warns while it waits for them,
-// and gives them up in the end.
+// What a rank does about silent ranks: it warns while it waits for them, and
+// gives up in the end.
 //
-// One rank gives up for all, so that all have the same error: the first one
-// that is not silent itself.  The next ranks would follow, in turn.
+// One rank gives up for all, so that all have the same error: the first rank
+// that is not silent itself.  If it does not, the next ranks follow in turn.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_SILENCE_WATCH_H_
@@ -27,7 +27,7 @@ class SilenceWatch {
  public:
   using Time = Heartbeats::Clock::time_point;
 
-  // The collective that keeps this rank waiting, as messages say it.
+  // What this rank waits for, as messages call it, and since when.
   struct Wait {
     std::string what;
     Time since;
@@ -37,7 +37,8 @@ class SilenceWatch {
   SilenceWatch(const Options& options, const Members& members, int rank)
       : options_(options), members_(members), rank_(rank) {}
 
-  // Calls `wait` only if somebody is silent.  DeadlineExceeded ends the job.
+  // Warns of silent ranks, or returns DeadlineExceeded, which ends the job.
+  // Calls `wait` only if a rank is silent.
   absl::Status Check(const std::vector<Heartbeats::Silent>& silent,
                      const std::function<std::optional<Wait>()>& wait,
                      Time now) {
@@ -54,7 +55,8 @@ class SilenceWatch {
   const Options& options_;
   const Members& members_;
   const int rank_;
-  // The ranks that it has warned of, and whether it waited for them by then.
+  // The ranks that have been warned of, and whether this rank waited for them
+  // then.
   std::map<int32_t, bool> warned_of_;
 };
 

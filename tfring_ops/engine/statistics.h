@@ -1,5 +1,5 @@
-// Sums over the work of this process's engines since they were asked for: for a
-// monitor that looks now and then.  The timeline feeds it.
+// Sums over the work of this process's engines, for a monitor that looks from
+// time to time.  The timeline feeds them.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_STATISTICS_H_
@@ -12,15 +12,18 @@ namespace tfring {
 class Statistics {
  public:
   struct Totals {
-    int64_t requests = 0;  // on which the ranks have agreed
-    // From their submission until then.  The last rank waits least.
+    int64_t requests = 0;  // Requests that the ranks have agreed on.
+    // The time from submission to agreement.  The last rank to submit waits
+    // least.
     int64_t negotiate_ns = 0;
     int64_t buckets = 0;
-    int64_t bytes = 0;       // of this rank's tensors in buckets
-    int64_t running_ns = 0;  // in which some bucket ran
-    int64_t exposed_ns = 0;  // of these, while an operation waited
-    int64_t waits = 0;       // of operations for their requests
-    int64_t stalls = 0;      // reports of requests that some ranks lack
+    int64_t bytes = 0;       // The size of this rank's tensors in buckets.
+    int64_t running_ns = 0;  // The time during which a bucket ran.
+    // The part of running_ns during which an operation waited.
+    int64_t exposed_ns = 0;
+    int64_t waits = 0;  // How often an operation waited for its request.
+    // Reports of requests that some ranks have not submitted.
+    int64_t stalls = 0;
   };
 
   // Times are of std::chrono::steady_clock.
@@ -31,7 +34,7 @@ class Statistics {
   void AddNegotiation(int64_t duration_ns);
   void AddStall() { ++totals_.stalls; }
 
-  // Including the collectives that run at `now_ns`.
+  // Includes the collectives that run at `now_ns`.
   Totals totals(int64_t now_ns);
 
  private:

@@ -1,10 +1,10 @@
-// The contribution of a joined rank to the collectives of the remaining ranks.
+// What a joined rank contributes to the collectives of the remaining ranks.
 //
 // A ring needs all its ranks.  A joined rank therefore takes part in their
-// collectives, with an entry of its own making that changes no result.  The
-// file of each kind in collectives/ defines that entry, or refuses the kind.
-// Such an entry is not multiplied by the request's prescale factor, but travels
-// in the same way as the remaining ranks' entries.
+// collectives with an entry that changes no result.  Each file in collectives/
+// defines that entry for its kind, or refuses the kind.  The entry is not
+// multiplied by the request's prescale factor, but travels in the same way as
+// the remaining ranks' entries.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_NEUTRAL_CONTRIBUTION_H_
 #define TFRING_OPS_ENGINE_EXECUTION_NEUTRAL_CONTRIBUTION_H_
 
@@ -20,23 +20,23 @@ namespace tfring {
 // Not thread-safe.
 class NeutralContribution {
  public:
-  // For `request`, as one of the ranks that have not joined has sent it.
+  // `request` was sent by one of the ranks that have not joined.
   explicit NeutralContribution(const CollectiveRequest& request);
 
   NeutralContribution(const NeutralContribution&) = delete;
   NeutralContribution& operator=(const NeutralContribution&) = delete;
 
-  // The memory that entry() works on, where those kernels work.  Called once,
-  // before the entry runs.
-  // REQUIRES: `kernels` outlives this.
+  // Allocates the memory of entry(), where `kernels` work.  Called once, before
+  // the entry runs.
+  // REQUIRES:  `kernels` outlives this.
   absl::Status Allocate(const Kernels& kernels);
 
-  // Has no `done`.  Its memory is this object's.
+  // The entry has no `done`, and this object owns its memory.
   TensorEntry& entry() { return entry_; }
 
  private:
   TensorEntry entry_;
-  std::deque<Workspace> memory_;  // of each tensor
+  std::deque<Workspace> memory_;  // The memory of each tensor.
 };
 
 }  // namespace tfring

@@ -1,6 +1,5 @@
-// Decides which tensors of a bucket travel together, and packs them in the
-// fusion buffer: small ones, and all that change their type or are scaled on
-// the wire.
+// Decides which tensors of a bucket travel together, and packs these in the
+// fusion buffer: small tensors, and all that are cast or scaled for the wire.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_PACKING_H_
@@ -19,18 +18,18 @@
 
 namespace tfring {
 
-// Tensors that are one message: reduced where they lie, or, as a message of
-// many small parts would be slow, copied together.
+// Tensors that travel as one message.  One tensor may be reduced where it lies;
+// several are copied together, because a message of many small parts is slow.
 struct Pack {
   enum class Place { kTensors, kStage };
 
   Place place;
-  std::vector<int> tensors;  // indices, in order
+  std::vector<int> tensors;  // Indices of the bucket's tensors, in their order.
 };
 
-// Cuts the indices of `sizes` into packs of up to `threshold_bytes`, in order:
-// tensors of at most kStagedBytes and larger ones each by themselves.  A tensor
-// above the threshold stays alone, and an empty one is in no pack.
+// Cuts the indices of `sizes`, in order, into packs of up to `threshold_bytes`.
+// Tensors of at most kStagedBytes and larger ones are packed apart.  A tensor
+// above the threshold is a pack of its own, and an empty one is in none.
 inline constexpr int64_t kStagedBytes = 32 << 10;
 std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
                             int64_t threshold_bytes);
@@ -40,7 +39,7 @@ std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
 // to their outputs, as the type of the tensors.
 class Packing final : public Staging {
  public:
-  // REQUIRES: what it is given outlives it; there is a factor for each piece.
+  // REQUIRES: the arguments outlive it; there is a factor for each piece.
   Packing(const Kernels& kernels, const CollectiveRequest& request,
           absl::Span<const RingPiece> pieces, absl::Span<const double> factors)
       : kernels_(kernels),
@@ -61,7 +60,7 @@ class Packing final : public Staging {
   const CollectiveRequest& request_;
   const absl::Span<const RingPiece> pieces_;
   const absl::Span<const double> factors_;
-  std::vector<CopyPiece> copies_;  // of one call of the kernels'
+  std::vector<CopyPiece> copies_;  // The pieces of one call of the kernels.
 };
 
 }  // namespace tfring

@@ -1,4 +1,4 @@
-// A thread that does its tasks in turn.
+// A thread that runs its tasks in turn.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_WORKER_H_
@@ -16,11 +16,11 @@ namespace tfring {
 
 class Worker {
  public:
-  // Calls `after_each` on the thread, which begins with the first Add, when
-  // another thing has been done.
+  // Calls `after_each` on the thread, which the first Add starts, after each
+  // task.
   explicit Worker(std::function<void()> after_each)
       : after_each_(std::move(after_each)) {}
-  // Does the remaining tasks.
+  // Runs the remaining tasks first.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -37,7 +37,7 @@ class Worker {
   const std::function<void()> after_each_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;  // the first is being done
+  std::deque<std::function<void()>> work_;  // The first one is running.
   bool ends_ = false;
 
   std::thread thread_;  // last: it uses all of the above

@@ -1,12 +1,13 @@
 // Ranks that wait for one another: rank 0 in a collective that rank 1 has not
 // called, and rank 1 in one that rank 0 has not.
 //
-// A rank counts if all it has asked for waits for ranks that count, and it has
-// asked for nothing new for a while.  So ranks that compute do not count, nor
-// do ranks that wait for them; nor what one step has asked for in another order
-// than on another rank, while it still asks for more.  The coordinator cannot
-// see if a thread of such a rank is still to ask for more: so it warns, and the
-// stall time-out decides.
+// A rank counts as blocked if everything that it has asked for waits for ranks
+// that count, and it has asked for nothing new for a while.  Ranks that compute
+// do not count, and ranks that wait for these do not either.  Requests that one
+// step makes in another order than on another rank do not count while the step
+// still makes more.  The coordinator cannot see whether another thread of such
+// a rank will still ask for something: so it warns, and the stall time-out
+// decides.
 //
 // Pure functions.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_DEADLOCK_H_
@@ -21,7 +22,8 @@
 
 namespace tfring {
 
-// How often to look, and for how long a rank that counts has asked for nothing.
+// How often the coordinator looks, and after how long without a new request a
+// rank is quiet.
 inline constexpr double kDeadlockCheckSeconds = 0.25;
 inline constexpr double kQuietSeconds = 5;
 
@@ -33,8 +35,8 @@ struct PendingRequest {
   std::vector<int32_t> submitted, missing;
 };
 
-// Returns the requests of `pending` in which ranks that count wait.  `quiet`
-// says by rank who has asked for nothing for a while.
+// Returns the requests of `pending` that ranks which count wait for.  `quiet`
+// says, by rank, who has asked for nothing for a while.
 std::vector<PendingRequest> FindDeadlock(
     const std::vector<PendingRequest>& pending, const std::vector<bool>& quiet);
 

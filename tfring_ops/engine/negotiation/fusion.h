@@ -1,4 +1,4 @@
-// Which requests run as one bucket.
+// Decides which requests run as one bucket.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_FUSION_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_FUSION_H_
 
@@ -11,8 +11,9 @@
 
 namespace tfring {
 
-// Returns true if the two may be reduced as one message: both of a fusible
-// kind, of one dtype, on the wire too, with the same op and factors.
+// Returns true if two requests may be reduced as one message: their kind is
+// fusible, and they have one dtype, one wire dtype, one op and the same
+// factors.
 bool Fusible(const CollectiveRequest& a, const CollectiveRequest& b);
 
 // Cuts requests that have become ready together into buckets, the same way on
@@ -26,10 +27,10 @@ class Fusion {
   // is the first of the next one.
   // REQUIRES: `request` outlives the next call.
   bool Joins(const CollectiveRequest& request);
-  // No other joins the bucket.
+  // Closes the bucket: no other request joins it.
   void Restart() { previous_ = nullptr; }
 
-  // Returns true if other requests may join that of `request`.
+  // Returns true if other requests may join the bucket of `request`.
   static bool MayFuse(const Options& options, const CollectiveRequest& request);
 
  private:

@@ -1,12 +1,11 @@
-// Which ranks of a process set are silent: their processes hang or were
-// stopped, or their machines cannot be reached.
+// Finds out which ranks of a process set are silent: their processes hang or
+// were stopped, or their machines cannot be reached.
 //
-// The engine of a rank lives even while the rank or its script works.  Every
-// engine sends the coordinator a heartbeat now and then, whatever it waits for;
-// the coordinator sends every rank one, which says who is silent; and every
-// rank watches the coordinator.  So a rank sends and receives the same few
-// messages a second however many ranks there are, and the coordinator two for
-// each of them.
+// The engine of a rank runs even while its script computes.  Every engine sends
+// the coordinator a heartbeat from time to time, whatever it waits for.  The
+// coordinator sends every rank one, which says who is silent, and every rank
+// watches the coordinator.  So a rank sends and receives the same few messages
+// a second however many ranks there are, and the coordinator two for each rank.
 //
 // Not thread-safe.
 //
@@ -40,16 +39,16 @@ class Heartbeats {
   Heartbeats(const Options& options, int rank, int size, Mailbox& mailbox,
              Clock::time_point now);
 
-  // This rank will send nothing more; or it will, after all.
+  // Says whether this rank will send nothing more.
   void StopSending() { sends_ = false; }
   void GoOnSending() { sends_ = true; }
-  // Nor will `peer`.
+  // Says that `peer` will send nothing more.
   void StopListening(int peer) { peers_[peer].listens = false; }
 
   // Sends the heartbeats that are due, and receives the ones that have arrived.
   absl::Status Look(Clock::time_point now);
 
-  // How often `Look` does more than read the clock; hours if it never does.
+  // How often `Look` has to be called; hours if it has nothing to do.
   Clock::duration look() const {
     return period_.count() == 0 ? std::chrono::hours(1) : period_ / 4;
   }
@@ -58,7 +57,7 @@ class Heartbeats {
   const std::vector<Silent>& silent() const { return silent_; }
 
  private:
-  // Counts everybody as heard now.
+  // Counts all ranks as heard now.
   void Spare(Clock::time_point now);
   absl::Status Listen(Clock::time_point now);
   // Finds out who is silent.  Returns true if the silent ranks have changed.
@@ -67,19 +66,21 @@ class Heartbeats {
 
   struct Peer {
     bool listens = false;
-    int64_t heard = 0;  // messages and heartbeats, by then
+    // The number of messages and heartbeats that had arrived by then.
+    int64_t heard = 0;
     Clock::time_point last;
   };
 
   const int rank_, size_;
   Mailbox& mailbox_;
-  // How often a rank sends, and after how long one counts as silent; 0 if
-  // nobody wants to know.
+  // How often a rank sends, and after how long without a message a rank is
+  // silent; 0 if silence is not watched.
   Clock::duration period_{0}, silence_{0};
   bool sends_ = true;
   std::vector<Peer> peers_;
   std::vector<Silent> silent_;
-  // The coordinator's last list, and the number of its heartbeats.
+  // The coordinator's last list of silent ranks, and the number of its
+  // heartbeats.
   std::vector<Silent> told_;
   int64_t heartbeats_ = 0;
   Clock::time_point last_look_, next_look_, next_send_;

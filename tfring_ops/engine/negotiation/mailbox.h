@@ -1,7 +1,7 @@
-// Messages of any length over a transport, sent and received without waiting;
-// and heartbeats between them, of which only the latest counts.
+// Sends and receives messages of any length over a transport without waiting,
+// and between them heartbeats, of which only the latest counts.
 //
-// Not thread-safe.  Takes the transport for itself.
+// Not thread-safe.  Nobody else may use the transport.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_MAILBOX_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_MAILBOX_H_
 
@@ -26,36 +26,38 @@ class Mailbox {
   // Starts to send `message`.  Messages to one peer arrive in this order.
   void Send(int peer, std::shared_ptr<const std::string> message);
 
-  // Starts to send a heartbeat, unless the one before it has not left: a peer
-  // that takes nothing is not sent ever more of them.
+  // Starts to send a heartbeat, unless the last one is still on its way:
+  // heartbeats to a peer that takes nothing must not pile up.
   void SendHeartbeat(int peer, std::shared_ptr<const std::string> heartbeat);
 
-  // The next message from `peer`, if it is here.  Leaves a receive posted when
-  // it is not: after the peer's last message, do not ask again.
+  // Returns the next message from `peer`, if it has arrived.  Otherwise a
+  // receive stays posted: after the peer's last message, do not call this
+  // again.
   absl::StatusOr<std::optional<std::string>> Poll(int peer);
 
-  // Takes in the heartbeats from `peer` that are here, up to its next message,
-  // which is kept for Poll.  After the peer's last message, do not ask again.
+  // Receives the heartbeats from `peer` that have arrived, up to its next
+  // message, which is kept for Poll.  After the peer's last message, do not
+  // call this again.
   absl::Status Listen(int peer);
 
-  // Counts the messages from a peer.
+  // What has arrived from a peer.
   struct Heard {
-    int64_t count = 0;  // messages and heartbeats
+    int64_t count = 0;  // The number of messages and heartbeats.
     int64_t heartbeats = 0;
-    std::string heartbeat;  // the last one
+    std::string heartbeat;  // The last heartbeat.
   };
   const Heard& heard(int peer) const { return incoming_[peer].heard; }
 
-  // Forgets messages that have left.  An error if one of them cannot.
+  // Frees messages that have left.  An error if a message cannot leave.
   absl::Status Collect();
 
-  // How many messages there have been to send, heartbeats included.
+  // Returns how many messages were to be sent so far, heartbeats included.
   int64_t sent() const { return sent_; }
 
-  // Returns true if the first `count` of them have left.
+  // Returns true if the first `count` of these have left.
   absl::StatusOr<bool> HaveLeft(int64_t count);
 
-  // Never frees messages that are on their way; the last call.
+  // Keeps the memory of messages that are on their way.  This is the last call.
   void KeepMemory();
 
   // Returns when every message has left.
@@ -84,8 +86,8 @@ class Mailbox {
                   uint64_t flag);
 
   Transport& transport_;
-  // In the order of their numbers. std::list: a message that cannot leave, as
-  // its peer takes nothing, keeps its place, and `length` its address.
+  // Messages in the order of their numbers.  It is a std::list: a message that
+  // a peer does not take keeps its place, and `length` its address.
   std::list<Outgoing> outgoing_;
   int64_t sent_ = 0;
   std::vector<Incoming> incoming_;             // by peer

@@ -1,5 +1,5 @@
-// The messages of the negotiation, and their form on the wire, which is used
-// wherever a request has to be bytes.
+// The messages of the negotiation, and their encoding.  The same encoding is
+// used wherever a request has to be bytes.
 //
 // A rank sends the coordinator (rank 0 of the process set) its requests; the
 // coordinator sends every rank the responses.  Under a cached schedule ranks
@@ -19,17 +19,17 @@ namespace tfring {
 
 struct RequestList {
   std::vector<CollectiveRequest> requests;
-  // The sender has shut down; its last message.
+  // The sender has shut down, and this is its last message.
   bool shutdown = false;
-  // How many cached schedules have begun for the sender.
+  // How many cached schedules the sender has begun.
   int64_t schedules = 0;
 };
 
 // The progress of some ranks under a cached schedule.
 struct Progress {
-  // How many items all of them have submitted.
+  // How many items each of these ranks has submitted at least.
   int64_t count = 0;
-  // One of them, or all of them, have left: these submit no more.
+  // Whether one of these ranks, or all, have left, and submit no more.
   bool some_left = false, all_left = false;
 
   // Adds the progress of more ranks.
@@ -37,8 +37,8 @@ struct Progress {
 };
 bool operator==(const Progress& a, const Progress& b);
 
-// The sizes of a rank's request, as Collective::Sizes has them, from that item
-// of a cached schedule on.
+// The sizes of a rank's request (Collective::Sizes), valid from this item of a
+// cached schedule on.
 struct RequestSizes {
   int64_t item = 0;
   int32_t rank = 0;
@@ -53,13 +53,14 @@ struct ProgressUpdate {
   std::vector<RequestSizes> sizes;
 };
 
-// A rank that the coordinator has not heard of for a while.
+// A rank of which the coordinator has heard nothing for a while.
 struct SilentRank {
   int32_t rank = 0;
   double seconds = 0;
 };
 
-// A rank is alive.  The coordinator's also says which ranks are silent.
+// Says that a rank is alive.  The coordinator's also says which ranks are
+// silent.
 struct Heartbeat {
   std::vector<SilentRank> silent;
 };
@@ -67,11 +68,11 @@ struct Heartbeat {
 // Requests of one kind that run together, as one message on the wire.
 struct Response {
   std::vector<std::string> names;
-  // By rank: the sizes of its requests, in the order of the names; empty for
-  // kinds that have none.  See Collective::Sizes.
+  // The sizes of each rank's requests, in the order of the names; empty for
+  // kinds without sizes.  See Collective::Sizes.
   std::vector<std::vector<int64_t>> sizes;
-  // Only where ranks are missing because they have joined: the requests, by
-  // name, and how many ranks sent them; see neutral_contribution.h.
+  // Set if ranks are missing because they have joined: the requests, by name,
+  // and how many ranks have sent them; see neutral_contribution.h.
   std::vector<CollectiveRequest> requests;
   int32_t contributors = 0;
   // The rank that joined last, in the response to a join.
@@ -91,17 +92,17 @@ struct StallReport {
   std::string text;
 };
 
-// The coordinator's decision.  Every rank gets the same bytes: that makes the
-// order of execution one.  A rank skips an error or a report that does not name
+// The coordinator's decision.  Every rank gets the same bytes, so all ranks run
+// the same in the same order.  A rank skips errors and reports that do not name
 // it.
 struct ResponseList {
   std::vector<Response> responses;
   std::vector<ErrorResponse> errors;
   std::vector<StallReport> reports;
-  // Not empty: the cached schedule that holds from here on, in a list of
+  // If not empty, the cached schedule that begins here; the list then has
   // responses alone.
   std::vector<CollectiveRequest> schedule;
-  // Not OK: the engine of every rank ends with this; the last list.
+  // If not OK, the engine of every rank ends with this error.  No list follows.
   absl::Status shutdown;
 
   bool empty() const {

@@ -1,6 +1,6 @@
-// A rank's part in the negotiation: sends this rank's requests and receives
-// response lists; on rank 0 of the process set it also decides them.  While a
-// cached schedule (cached_schedule.h) holds, neighbors send each other progress
+// A rank's side of the negotiation.  It sends this rank's requests and receives
+// response lists; rank 0 of the process set also decides these.  While a cached
+// schedule (cached_schedule.h) holds, neighbors send each other progress
 // updates instead.
 //
 // Not thread-safe.
@@ -48,11 +48,12 @@ class Negotiator {
   struct Decision {
     ResponseList response_list;
     int64_t agreed_ns;  // for the timeline
-    // How many of this rank's messages have to leave before it is carried out.
+    // How many of this rank's messages have to leave before the decision is
+    // carried out.
     int64_t messages = 0;
   };
 
-  // Takes `control` for itself.
+  // Nobody else may use `control`.
   // REQUIRES: the arguments outlive this.
   Negotiator(const Options& options, const Members& members, Transport& control,
              const Clock& clock = SteadyClock());
@@ -61,45 +62,46 @@ class Negotiator {
   // messages of other ranks.  Returns true if there was anything to send or to
   // receive.
   //
-  // After its shutdown request this rank sends nothing more: the shutdown
-  // response will fail later requests.  Every rank answers a shutdown response
-  // with a shutdown request, on its own.
+  // After its shutdown request this rank sends nothing more, because the
+  // shutdown response will fail later requests.  Every rank answers a shutdown
+  // response with a shutdown request.
   absl::StatusOr<bool> Progress(std::vector<CollectiveRequest> requests,
                                 bool shutdown);
 
-  // Returns the oldest response list that has not been returned yet, if there
-  // is one that has left for every rank that gets it from this one.
+  // Returns the oldest response list that has not been returned yet, once it
+  // has left for every rank that gets it from this one.
   absl::StatusOr<std::optional<Decision>> Next();
-  // Returns true if there is one, which may still have to leave.
+  // Returns true if there is such a list, even if it still has to leave.
   bool HasNext() const { return !decisions_.empty(); }
 
   // The ranks that are silent.
   const std::vector<Heartbeats::Silent>& silent() const {
     return heartbeats_.silent();
   }
-  // How long `Progress` may be put off for their sake.
+  // How long `Progress` may be put off without delaying heartbeats.
   Heartbeats::Clock::duration heartbeat_look() const {
     return heartbeats_.look();
   }
 
-  // Returns true if no other rank will send this one anything more.
+  // Returns true once no other rank will send this one anything more.
   bool over() const;
 
-  // Never frees messages that are on their way: see Transport::HasAbandoned.
+  // Keeps the memory of messages that are on their way: see
+  // Transport::HasAbandoned.
   void KeepMemory() { mailbox_.KeepMemory(); }
 
   // Returns when all messages have left.
   absl::Status Flush();
 
  private:
-  // A request that was sent to the coordinator and is not decided.
+  // A request that was sent to the coordinator and that it has not decided yet.
   struct Asked {
-    int64_t number;  // in the order of sending
+    int64_t number;  // Counts requests in the order of sending.
     CollectiveRequest request;
   };
 
   absl::StatusOr<bool> ProgressMessages(Clock::time_point now);
-  // Sends the unsent requests; not while a cached schedule holds.
+  // Sends the unsent requests, unless a cached schedule holds.
   bool SendRequests();
   // Rank 0: passes the requests of `rank` to the coordinator.
   void AddRequests(int rank, RequestList list);
@@ -114,12 +116,12 @@ class Negotiator {
   absl::StatusOr<bool> FollowSchedule(Clock::time_point now);
   void BeginSchedule(std::vector<CollectiveRequest> items);
   void EndSchedule();
-  // Sends the neighbors progress updates, if there is news for them.  Returns
-  // true if so.
+  // Sends the neighbors progress updates if there is news for them.  Returns
+  // true if it has sent any.
   bool SendProgress();
   void SendTo(const std::vector<int>& ranks, const ProgressUpdate& update);
-  // Returns true if `request` is to wait for what has been agreed to run, so
-  // that later ones can share a message with it.
+  // Returns true if `request` waits until what has been agreed has run, so that
+  // later requests can share a message with it.
   bool KeepsBack(const CollectiveRequest& request) const;
   absl::StatusOr<bool> ReceiveProgress();
   // Rank 0: receives requests that were sent before their senders had heard of
@@ -130,7 +132,7 @@ class Negotiator {
   // Queues the items that all ranks have requested.  Returns true if there are
   // any.
   bool TakeScheduledItems();
-  // Leaves when this rank has waited for a while.
+  // Leaves the cached schedule if this rank has waited for a while.
   void CheckPatience(Clock::time_point now);
 
   const Options& options_;
@@ -143,7 +145,7 @@ class Negotiator {
   Mailbox mailbox_;
   Heartbeats heartbeats_;
   std::optional<Coordinator> coordinator_;  // on rank 0
-  // By rank: has sent its shutdown request.  Ranks other than 0 know only
+  // Which ranks have sent a shutdown request.  Ranks other than 0 know only
   // their own.
   std::vector<bool> left_;
   bool shutdown_received_ = false;        // the shutdown response
@@ -154,7 +156,7 @@ class Negotiator {
   std::deque<Decision> decisions_;              // for Next
   Clock::time_point last_look_ = clock_.Now();  // of rank 0, for what may wait
 
-  // Under a cached schedule.
+  // While a cached schedule holds:
   std::optional<CachedSchedule> schedule_;
   int64_t schedules_ = 0;  // that have begun
   // For items that are still to be taken: how many of them the neighbors know
@@ -164,7 +166,7 @@ class Negotiator {
     int64_t messages;
   };
   std::deque<Sent> sent_;
-  // Since when this rank has waited.
+  // The time since which this rank has waited.
   Clock::time_point waiting_since_;
 };
 

@@ -1,12 +1,12 @@
 // The neighbors of a rank under a cached schedule: the places of the second
 // table in cached_schedule.h.
 //
-// A few ranks are one another's peers: each tells all peers of its own
-// progress, in one message one way.  More ranks than that form a tree.  A rank
-// adds up the progress of its children and its own, and passes it to its
-// parent; the coordinator at the root so knows the progress of all, which goes
-// back down.  A rank then has a few neighbors, however many ranks there are,
-// and a message has few ways to go.
+// Up to a few ranks are peers: each tells all others of its own progress, in
+// one message one way.  More ranks form a tree.  A rank adds up its own
+// progress and that of its children, and passes the sum to its parent.  The
+// coordinator at the root then knows the progress of all, and sends it down
+// again.  So a rank has few neighbors, however many ranks there are, and a
+// message takes few hops.
 //
 // The ranks of a machine are a branch of the tree, so that few messages cross
 // between machines.
@@ -18,8 +18,8 @@
 namespace tfring {
 
 struct ProgressNeighbors {
-  // In a tree a rank has at most as many children on its own machine, and as
-  // many elsewhere.
+  // The largest number of children that a rank has on its own machine, and on
+  // other machines.
   static constexpr int kFanOut = 8;
 
   int parent = -1;  // none
@@ -29,8 +29,8 @@ struct ProgressNeighbors {
   std::vector<int> All() const;
 };
 
-// Returns the neighbors of `rank`, where rank i is on machine `nodes[i]`.  At
-// most `max_peers` ranks do without a tree.
+// Returns the neighbors of `rank`, where rank i is on machine `nodes[i]`.  Up
+// to `max_peers` ranks need no tree.
 ProgressNeighbors NeighborsOf(int rank, const std::vector<int>& nodes,
                               int max_peers);
 
