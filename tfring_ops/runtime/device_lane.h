@@ -1,4 +1,4 @@
-// The lane of a GPU, for the engine, which knows no CUDA.
+// Makes the lane of a GPU for the engine, which knows no CUDA.
 #ifndef TFRING_OPS_RUNTIME_DEVICE_LANE_H_
 #define TFRING_OPS_RUNTIME_DEVICE_LANE_H_
 
@@ -19,8 +19,8 @@ namespace tfring {
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
                                     Transport& data, LaunchPlace place = {});
 
-// OK if `own` is on every rank; else, on every rank, what is wrong on the first
-// that has an error.  Collective.
+// Returns OK if `own` is OK on every rank.  Otherwise every rank gets the error
+// of the first rank that has one.  Collective.
 absl::Status FirstError(Transport& transport, const absl::Status& own);
 
 }  // namespace tfring

@@ -1,4 +1,5 @@
-// The one global: the engines of this process, one for each process set.
+// The engines of this process, one for each process set.  They are the
+// library's one global.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_RUNTIME_ENGINES_H_
@@ -16,7 +17,7 @@
 
 namespace tfring {
 
-// The process set of all ranks.
+// The id of the process set of all ranks.
 inline constexpr int32_t kWorldId = 0;
 
 // Starts the world's engine, with options from the environment, on a duplicate
@@ -32,16 +33,17 @@ absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
 struct SocketRanks {
   int size() const { return static_cast<int>(nodes.size()); }
 
-  int rank = 0;            // this one's
-  std::vector<int> nodes;  // by rank: the machine that it is on
+  int rank = 0;            // This rank's number.
+  std::vector<int> nodes;  // The machine of each rank.
   // Returns a connection to a peer by a channel: see ConnectPeer in
   // transport/tcp/tcp.h.  In channel 0 it waits for the peer, and is called for
   // each before anything else; in the others by the threads that need them.
   std::function<absl::StatusOr<int>(int channel, int peer)> connect;
 };
 
-// The same without MPI; a process can have several such jobs in turn, each of a
-// higher generation; also while a rank is lost.
+// Starts the world's engine without MPI, even while another job is losing a
+// rank.  A process can have several such jobs in turn, each of a higher
+// generation.
 //
 // The number of a job with a lost rank is never used again.
 // REQUIRES: `generation` is positive.
@@ -49,22 +51,23 @@ absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks);
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
                                     const SocketRanks& connected);
 
-// Soon fails everything with `reason`, on all ranks, in the jobs of this
-// generation and of all before it, even while they start.  Never blocks.
+// Makes everything fail with `reason`, on all ranks, in the jobs up to this
+// generation, even while they start.  Never blocks.
 void AbortGeneration(int64_t generation, const std::string& reason);
 
-// Forgets the set, and stops its engine.  Without it, does nothing.
+// Stops the engine of a set, and forgets the set.  Does nothing if there is no
+// such set.
 void RemoveProcessSet(int32_t id);
 
-// Stops all engines.  Without any, does nothing.
+// Stops all engines.  Does nothing if there are none.
 void StopEngines();
 
 // FailedPrecondition before `tfring_init` and after `tfring_shutdown`,
 // InvalidArgument if there is no such set or this rank is not in it.
 absl::StatusOr<std::shared_ptr<Engine>> EngineOf(int32_t process_set_id);
 
-// Submits to the engine of its process set; without one, `entry.done` gets
-// the error.
+// Submits to the engine of the entry's process set.  If there is none,
+// `entry.done` gets the error.
 void SubmitToEngine(TensorEntry entry);
 
 }  // namespace tfring

@@ -1,5 +1,5 @@
-// The entries between a Start op and its Done: submitted to the engine and not
-// collected yet.
+// Entries between a Start op and its Done, which are submitted to the engine
+// and not collected yet.
 //
 // Thread-safe.
 //
@@ -42,27 +42,28 @@ inline constexpr Handle kNoHandle = 0;
 class EntryMemory {
  public:
   virtual ~EntryMemory() = default;
-  // The engine is done with it, and the GPU for whoever uses it next.
+  // Called when the engine no longer uses the memory, and the GPU has done its
+  // work for the next user.
   virtual void Release() = 0;
-  // It may never be used again; see TensorEntry::keep_memory.
+  // Called if the memory may never be used again; see TensorEntry::keep_memory.
   virtual void Keep() = 0;
 };
 
 struct Outcome {
   absl::Status status;
-  std::vector<const void*> outputs;     // where the engine wrote; see Buffer
-  std::shared_ptr<EntryMemory> memory;  // what Start was given
+  // Where the engine has written; see Buffer.
+  std::vector<const void*> outputs;
+  std::shared_ptr<EntryMemory> memory;  // What Start was given.
 };
 
 class Handles {
  public:
   using Callback = std::function<void(Outcome)>;
-  // An error if the collector of a collective cannot use its outputs, which
-  // are there.
+  // Returns an error if the caller of Take cannot use these outputs.
   using Check =
       std::function<absl::Status(const std::vector<const void*>& outputs)>;
 
-  // Lives for ever.
+  // The object is never destroyed.
   static Handles& Global();
 
   // Submits `entry` to the engine; its `done` must be empty.  It joins the
@@ -72,15 +73,15 @@ class Handles {
   // An earlier request of the same name that is complete and was never
   // collected, because its step was aborted, is forgotten.
   //
-  // Internal if `previous` is not known, or collected already.
+  // Internal if `previous` is unknown or has been collected.
   absl::StatusOr<Handle> Start(TensorEntry entry, Handle previous,
                                std::shared_ptr<EntryMemory> memory,
                                std::shared_ptr<StreamOrder> order);
 
-  // Collects: returns the outcome if there is one already; else it goes to
-  // `callback`, usually on a thread of the engine's.  If it is of a GPU,
-  // `stream` there has been made to wait until it is whole.  An error of
-  // `check` is a failure like the engine's.
+  // Collects an entry.  Returns the outcome if there is one; otherwise
+  // `callback` gets it later, usually on one of the engine's threads.  On a
+  // GPU, `stream` has then been made to wait until the outputs are whole.  An
+  // error of `check` counts as a failure of the collective.
   //
   // REQUIRES: the last start of the chain has been made; with `check`, the
   // outputs are not allocated by the engine.
@@ -90,7 +91,7 @@ class Handles {
  private:
   struct Chain;
   struct Pending;
-  using Name = std::pair<int32_t, std::string>;  // in a process set
+  using Name = std::pair<int32_t, std::string>;  // A request of a process set.
 
   // See Note [Waiting briefly before a callback].
   void WaitBriefly(Handle handle);
@@ -98,18 +99,18 @@ class Handles {
                 const absl::Status& status);
   // REQUIRES: `pending` is deliverable, and has been collected.
   Outcome HandOut(Pending& pending);
-  // Releases entries that the GPU has done, though nobody may ever collect
-  // them.
+  // Releases the memory of entries that the GPU has completed.  Some are never
+  // collected.
   void ReleaseWhatIsOver();
   // REQUIRES: mutex_ is held.
   void Forget(Handle handle);
 
-  std::mutex mutex_;  // of all that follows, and of every Pending and Chain
+  std::mutex mutex_;  // Guards the members below, and every Pending and Chain.
   Handle last_handle_ = kNoHandle;
-  // The entries not collected yet, and the newest of them by request name.
+  // The entries that are not collected yet, and the newest of each name.
   std::unordered_map<Handle, std::shared_ptr<Pending>> pending_;
   std::map<Name, Handle> newest_;
-  // Complete ones that a GPU may still work on; in that order.
+  // Complete entries that a GPU may still work on, in their order.
   std::deque<std::shared_ptr<Pending>> on_gpu_;
 };
 

@@ -1,4 +1,4 @@
-// A sign of life of this process, also while its interpreter is busy.
+// Sends a sign of life of this process, even while its interpreter is busy.
 #ifndef TFRING_OPS_RUNTIME_PULSE_H_
 #define TFRING_OPS_RUNTIME_PULSE_H_
 

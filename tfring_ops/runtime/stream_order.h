@@ -1,4 +1,4 @@
-// The order of work on the streams of a GPU.
+// Orders the work on the streams of a GPU.
 //
 // Note [The order on a GPU]
 //
@@ -17,9 +17,9 @@
 // Work that the framework enqueues between 2 and 5, such as the rest of
 // backpropagation, waits for nothing.
 //
-// By NCCL an entry is done only when the GPU has done it (Note [Launched
-// buckets] in engine/execution/lanes.h).  Then there is no `finished`, and
-// nothing to wait for.
+// If NCCL reduces an entry, it is done only when the GPU has executed it (Note
+// [Launched buckets] in engine/execution/lanes.h).  Then there is no
+// `finished`, and nothing to wait for.
 //
 // If an output's size is known only in 3, it is allocated there, and then the
 // engine's stream waits for the framework's once more.
@@ -39,16 +39,16 @@ namespace tfring {
 // The streams and events of one entry.
 class StreamOrder {
  public:
-  // Makes `entry` one of the GPU `device`, of work on the framework's `stream`:
-  // a CUstream.  Steps 2 to 4.
+  // Makes `entry` wait for, and be waited for by, the framework's `stream` (a
+  // CUstream) on the GPU `device`: steps 2 to 4.
   // REQUIRES: step 1; entry.allocate_output is set.
   static absl::StatusOr<std::shared_ptr<StreamOrder>> Of(void* stream,
                                                          int32_t device,
                                                          TensorEntry& entry);
 
-  // The rest is for when the entry is done; thread-safe.
+  // What follows is for an entry that is done, and thread-safe.
 
-  // Returns false if the GPU had nothing left to do for it by then.
+  // Returns false if the GPU had completed the entry's work by then.
   bool has_work() const { return finished_ != nullptr; }
   // Step 5.
   // REQUIRES: has_work().
@@ -61,9 +61,9 @@ class StreamOrder {
   explicit StreamOrder(void* stream) : framework_stream_(stream) {}
 
   void* const framework_stream_;
-  void* engine_stream_ = nullptr;  // from step 3 on
+  void* engine_stream_ = nullptr;  // Set in step 3.
   std::unique_ptr<CudaEvent> ready_;
-  std::unique_ptr<CudaEvent> finished_;  // from step 4 on
+  std::unique_ptr<CudaEvent> finished_;  // Set in step 4.
 };
 
 }  // namespace tfring

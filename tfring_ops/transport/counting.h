@@ -1,6 +1,6 @@
 // Counts the bytes of the messages that this process sends.
 //
-// Thread-safe, but for the transports.
+// Thread-safe, except for the transports.
 #ifndef TFRING_OPS_TRANSPORT_COUNTING_H_
 #define TFRING_OPS_TRANSPORT_COUNTING_H_
 
@@ -16,16 +16,16 @@ struct SentBytes {
   int64_t between_nodes = 0;
 };
 
-// The bytes of `kind` from all of this process's counting transports, since it
-// began.
+// The bytes of `kind` that all of this process's counting transports have sent
+// since it began.
 SentBytes SentBytesOf(MessageKind kind);
 
-// Forwards all calls to `inner`, and counts each message when its send starts:
-// as of control, until CountAs.
+// Forwards all calls to `inner`, and counts each message when its send starts,
+// as control until CountAs says otherwise.
 std::unique_ptr<Transport> MakeCountingTransport(
     std::unique_ptr<Transport> inner);
 
-// Has a transport's messages counted as of one kind until the scope ends.
+// Counts a transport's messages as one kind until the scope ends.
 class CountedAs {
  public:
   CountedAs(Transport& transport, MessageKind kind)

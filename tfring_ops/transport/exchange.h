@@ -1,4 +1,4 @@
-// An exchange of one message between each two ranks.
+// Exchanges one message between each two ranks.
 #ifndef TFRING_OPS_TRANSPORT_EXCHANGE_H_
 #define TFRING_OPS_TRANSPORT_EXCHANGE_H_
 
@@ -12,8 +12,8 @@
 
 namespace tfring {
 
-// Waits for all `operations`.  After an error none of them uses its memory, as
-// the transport has been aborted.
+// Waits for all `operations`.  An error aborts the transport, so that none of
+// them uses its memory any more.
 inline absl::Status WaitOrAbort(Transport& transport,
                                 const std::vector<OperationId>& operations) {
   for (const OperationId operation : operations) {
@@ -48,7 +48,7 @@ absl::StatusOr<std::vector<T>> Exchange(Transport& host,
   return received;
 }
 
-// The same to all.
+// Sends the same block to every rank.
 template <typename T>
 absl::StatusOr<std::vector<T>> ExchangeOne(Transport& host, const T& sent) {
   return Exchange(host, std::vector<T>(host.size(), sent));

@@ -1,5 +1,5 @@
-// A transport around another: it passes on all calls that a derived class does
-// not change.
+// A transport around another one.  It forwards all calls that a derived class
+// does not override.
 #ifndef TFRING_OPS_TRANSPORT_FORWARDING_H_
 #define TFRING_OPS_TRANSPORT_FORWARDING_H_
 

@@ -1,4 +1,4 @@
-// Some of the ranks of a transport, by themselves.
+// A transport of some of the ranks of another transport.
 #ifndef TFRING_OPS_TRANSPORT_GROUP_H_
 #define TFRING_OPS_TRANSPORT_GROUP_H_
 
@@ -9,8 +9,8 @@
 
 namespace tfring {
 
-// Rank i of the group is rank members[i] of `whole`, which must outlive it.
-// Its messages travel by `whole`, and so does an abort.
+// Rank i of the group is rank members[i] of `whole`, which must outlive it and
+// carries its messages.  An abort aborts `whole`.
 // REQUIRES: this rank is a member.
 std::unique_ptr<Transport> MakeGroupTransport(Transport& whole,
                                               std::vector<int> members);

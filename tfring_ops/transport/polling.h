@@ -11,10 +11,11 @@
 
 namespace tfring {
 
-// Forwards all calls to `inner`, and calls `attend` before a Wait, Peek or
-// Progress and, if `inner` has attendants, while they last: every twenty
-// microseconds at most, and for a small part of the time.  Its error is theirs.
-// REQUIRES: `attend` makes no call to this transport; `clock` outlives it.
+// Forwards all calls to `inner`.  Calls `attend` before each Wait, Peek and
+// Progress and, if `inner` has attendants, during them: at most every twenty
+// microseconds, and for a small part of the time.  An error of `attend` becomes
+// theirs.
+// REQUIRES:  `attend` makes no call to this transport; `clock` outlives it.
 std::unique_ptr<Transport> MakePollingTransport(
     std::unique_ptr<Transport> inner, std::function<absl::Status()> attend,
     const Clock& clock = SteadyClock());

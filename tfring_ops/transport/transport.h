@@ -1,5 +1,5 @@
-// Point-to-point messages between the ranks of one process set: the one
-// interface between the algorithms and the outside world.
+// Point-to-point messages between the ranks of one process set: all that the
+// algorithms know of the outside world.
 //
 // Not thread-safe: one thread makes every call.
 //
@@ -27,7 +27,7 @@ namespace tfring {
 using Bytes = absl::Span<std::byte>;
 using ConstBytes = absl::Span<const std::byte>;
 
-// Those of `data`, a plain block.
+// The bytes of `data`, a plain block.
 template <typename T>
 Bytes BytesOf(T& data) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -43,13 +43,13 @@ ConstBytes BytesOf(const T& data) {
 using OperationId = uint64_t;
 inline constexpr OperationId kNoOperation = 0;
 
-// The purpose of a message, where messages are counted: control, or a kind of
-// the owner's, from 1 on.
+// The purpose of a message that is counted: control, or a kind that the owner
+// numbers from 1 on.
 using MessageKind = uint8_t;
 inline constexpr MessageKind kControlMessages = 0;
 inline constexpr int kMostMessageKinds = 16;
 
-// Holds whole elements of every type.
+// A multiple of the size of every dtype.
 inline constexpr size_t kPartAlignment = 64;
 
 // GPUs export whole pages of this size: a smaller piece of memory may share its
@@ -59,7 +59,7 @@ inline constexpr int64_t kExportedBytes = 2 << 20;
 // DeadlineExceeded: `peer`'s data has not moved for `seconds`.  The waiting
 // caller adds the purpose.
 absl::Status TimedOut(int peer, double seconds);
-// Returns true if `status` is that of TimedOut, on this rank.
+// Returns true if `status` was made by TimedOut on this rank.
 bool IsTimeout(const absl::Status& status);
 
 class Transport {
@@ -69,8 +69,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // The machine that a rank, maybe this one, is on.  Numbers mean the same on
-  // every rank, and nothing besides.
+  // The machine of a rank, which may be this one.  The same number means the
+  // same machine on every rank; the numbers mean nothing else.
   virtual int node_of(int peer) const = 0;
 
   // REQUIRES: `data` stays alive and unchanged until the operation is complete.
@@ -80,17 +80,17 @@ class Transport {
   // REQUIRES: `data` stays alive and untouched until the operation is complete.
   virtual OperationId StartRecv(int peer, Bytes data) = 0;
 
-  // Returns true if the operation is complete.  Once true (or an error), the
-  // operation is gone.  kNoOperation is always complete.
+  // Returns true if the operation is complete.  After true, or an error, the
+  // operation no longer exists.  kNoOperation is always complete.
   virtual absl::StatusOr<bool> Test(OperationId request) = 0;
 
-  // Returns when the operation is complete; it is gone then.  TimedOut after
-  // the transport's timeout, if it has one.
+  // Returns when the operation is complete, and no longer exists.  TimedOut
+  // after the transport's timeout, if it has one.
   virtual absl::Status Wait(OperationId request) = 0;
 
-  // Has `attend` called from time to time while a Wait or a Peek lasts, by
-  // whoever waits; its error ends that wait, after which only Abort may be
-  // called.  A transport that waits on another one may leave it to that one.
+  // Calls `attend` from time to time during a Wait or a Peek, on the thread
+  // that waits.  An error of `attend` ends that wait, after which only Abort
+  // may be called.  A transport around another may pass it on.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): overrides keep it.
   virtual void SetAttendant(std::function<absl::Status()> /*attend*/) {}
 
@@ -106,16 +106,16 @@ class Transport {
                                           size_t /*message_bytes*/) {
     return absl::UnimplementedError("this transport cannot peek");
   }
-  // Gives back the whole of the part that Peek has given.
+  // Gives back the part that the last Peek has returned.
   virtual void Release(int /*peer*/) {}
-  // Releases the part from `from`, and then sends `data`, the result of that
-  // part, or of it and earlier ones.  Fewer calls where each costs.
+  // Releases the part from `from`, and then sends `data`, which was computed
+  // from it and earlier parts.  One call costs less than two.
   virtual OperationId ReleaseAndSend(int from, int to, ConstBytes data) {
     Release(from);
     return StartSend(to, data);
   }
-  // Returns true if Peek had better take the place of StartRecv also for a
-  // message that is only copied.
+  // Returns true if Peek is faster than StartRecv even for a message that is
+  // only copied.
   virtual bool PrefersPeek(int /*peer*/) const { return false; }
 
   // Declares where most data to be sent will lie, in place of any earlier
@@ -126,11 +126,10 @@ class Transport {
   // of kExportedBytes, and is kept until the next call or the transport's end.
   virtual absl::Status Export(Bytes /*memory*/) { return absl::OkStatus(); }
 
-  // Has the messages that this rank sends from here on counted as of `kind`,
-  // and returns the kind before.  Nothing is counted without a transport of
-  // counting.h.
+  // Counts this rank's messages from now on as `kind`, and returns the kind
+  // before.  Nothing is counted without a transport of counting.h.
   virtual MessageKind CountAs(MessageKind /*kind*/) { return kControlMessages; }
-  // The bytes of all that it has counted as of another kind than control.
+  // The bytes of all messages that were counted as another kind than control.
   virtual int64_t counted_bytes() const { return 0; }
 
   // Returns true if StartSend to `peer`, and StartRecv from it, may be given
@@ -146,9 +145,9 @@ class Transport {
   // HasAbandoned.  The first call counts.
   virtual void Abort(const absl::Status& reason) = 0;
 
-  // Returns true if Abort could not end all operations: the peer of one has
-  // stopped in the middle of it, and may go on at any time.  Memory that
-  // was in flight must then be kept for ever.
+  // Returns true if Abort could not end all operations: a peer has stopped in
+  // the middle of one, and may continue at any time.  Memory that was in flight
+  // must then never be freed.
   virtual bool HasAbandoned() const { return false; }
 };
 

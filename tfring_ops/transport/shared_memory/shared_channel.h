@@ -65,7 +65,7 @@ class RingPlaces {
   size_t place(uint64_t position) const {
     return (position - begin_) % used_bytes_;
   }
-  // Bytes from there to the end of what is used.
+  // The bytes from `position` to the end of the used part.
   size_t rest(uint64_t position) const { return used_bytes_ - place(position); }
 
  private:
@@ -91,7 +91,7 @@ class ChannelWriter {
   // Notifies the reader that there will be no more data.
   void Close(const absl::Status& reason);
 
-  // Grows with every byte that is written.
+  // Counts every byte that is written.
   uint64_t position() const { return written_; }
 
  private:

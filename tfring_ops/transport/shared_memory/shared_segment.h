@@ -33,9 +33,10 @@ class SharedSegment {
   // cannot fail.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Create(size_t bytes);
 
-  // The same, but of its memory only the first `used_bytes` of each
-  // `block_bytes` are allocated.  The rest may not be touched before
-  // AllocatePages.  If the system cannot, as before Linux 5.14, Create does it.
+  // Like Create, but allocates only the first `used_bytes` of each
+  // `block_bytes`.  The rest must not be touched before AllocatePages.  On a
+  // system that cannot do that, such as Linux before 5.14, Create allocates
+  // everything.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Reserve(
       size_t bytes, size_t block_bytes, size_t used_bytes);
 
@@ -51,7 +52,7 @@ class SharedSegment {
   std::byte* data() const { return data_; }
   // REQUIRES: this process has created it and not closed its descriptor.
   SegmentAddress address() const;
-  // From here on nobody else can open it.  The memory stays.
+  // After this call nobody else can open the segment.  Its memory stays.
   void CloseDescriptor();
 
  private:

@@ -36,20 +36,21 @@ class WayChoice {
  public:
   static constexpr uint64_t kTrials = 4;    // spans of each way
   static constexpr uint64_t kPeriod = 128;  // spans from trial to trial
-  // A longer pause between two messages is none of the channel's time.
+  // A longer pause between two messages does not count as time of the channel.
   static constexpr double kLongestPause = 250e-6;
   // The other way must be faster by this factor.
   static constexpr double kMargin = 1.1;
 
   explicit WayChoice(uint64_t span_bytes) : span_bytes_(span_bytes) {}
 
-  // A message begins, after so many bytes in both directions, and at `now`
-  // seconds.  Returns the way that it takes.
+  // Begins a message at `now` seconds, when `sent` and `received` bytes have
+  // passed in the two directions.  Returns the way that it takes.
   RingWay Begin(uint64_t sent, uint64_t received, double now) {
     if (now - last_ <= kLongestPause) taken_ += now - last_;
     last_ = now;
     if (const uint64_t span = (sent + received) / span_bytes_; span != span_) {
-      // Or it was another rank's.
+      // A span in which this rank sent less than a quarter of the bytes says
+      // nothing about its own writes.
       const uint64_t own = sent - begin_;
       if (4 * own >= span_bytes_) EndSpan(taken_ / static_cast<double>(own));
       span_ = span;
@@ -60,7 +61,7 @@ class WayChoice {
     return is_trial() ? tried() : chosen_;
   }
 
-  // It has been written.
+  // Ends a message: it has been written.
   void End(double now) {
     taken_ += now - last_;
     last_ = now;
@@ -73,7 +74,7 @@ class WayChoice {
     return turn() < kTrials ? RingWay::kNear : RingWay::kFar;
   }
 
-  // Each byte took so many seconds.
+  // Ends a span in which a byte took `seconds`.
   void EndSpan(double seconds) {
     if (!is_trial() || turn() % kTrials == 0) return;
     double& least = tried() == RingWay::kNear ? least_near_ : least_far_;
@@ -90,10 +91,11 @@ class WayChoice {
 
   const uint64_t span_bytes_;
   RingWay chosen_ = RingWay::kNear;
-  // Seconds a byte.
+  // The fewest seconds for a byte, of the spans of each way.
   double least_near_ = kNone;
   double least_far_ = kNone;
-  // The present span, what had been sent before, and a message's last moment.
+  // The current span, the bytes that had been sent before it, the seconds that
+  // its messages took, and when the last message began or ended.
   uint64_t span_ = 0;
   uint64_t begin_ = 0;
   double taken_ = 0;

@@ -11,11 +11,11 @@
 
 namespace tfring {
 
-// The system's words for an errno.
+// The system's description of an errno.
 std::string SystemError(int error);
 
-// Never blocks, is closed in a program that this process starts, and hears of
-// a lost peer: Note [TCP options] in tcp.h.
+// Makes a socket never block, close in programs that this process starts, and
+// notice a lost peer:  Note [TCP options] in tcp.h.
 absl::Status SetUpSocket(int socket);
 
 // Returns the error that the socket has, which the next call on it would get;
