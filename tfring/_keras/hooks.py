@@ -165,8 +165,7 @@ def function_of(hook: Hook) -> Callable[..., Any]:
         f"{', '.join(expected)}) of Keras for {hook.purpose}, and Keras "
         f"{keras.__version__} has "
         + (f"the parameters ({', '.join(found)})" if found else "no such one")
-        + ". Install a Keras that this tfring takes: pip install "
-        "'keras>=3.12,<3.16'."
+        + ". Install another Keras, or a tfring for this one."
     )
 
 
