@@ -60,11 +60,8 @@ from tfring._keras.saving import (
     saves_models,
 )
 from tfring._ops.gather_json import gather_by_rank
-from tfring._optim.rounds import (
-    RunningFit,
-    known_to_fit,
-    optimizers_in_rounds,
-)
+from tfring._optim.rounds import optimizers_in_rounds
+from tfring._optim.running_fits import RunningFit, known_to_fit
 from tfring._state.kinds import are_in_a_round, rounds_among
 from tfring._state.model_state import local_variables_of
 from tfring._state.optimizers import distributed_optimizers

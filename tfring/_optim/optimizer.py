@@ -27,7 +27,8 @@ from tfring._optim.optimizer_class import (
     accumulates_as_keras,
     distribute,
 )
-from tfring._optim.rounds import InRounds, with_rounds
+from tfring._optim.rounds import InRounds
+from tfring._optim.rounds_options import with_rounds
 from tfring._optim.sharded import Sharded, check_can_be_sharded
 from tfring._optim.v1_optimizer import V1Optimizer
 from tfring._state.optimizers import with_inner

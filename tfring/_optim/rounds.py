@@ -17,24 +17,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfring._core import mpi_job, runtime
-from tfring._core.process_sets import (
-    ProcessSet,
-    global_process_set,
-    is_alone,
-)
-from tfring._gradients.gradient_options import GradientOptions
+from tfring._core.process_sets import is_alone
 from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.reducer import (
     each_index_once,
     reduce_shared_gradients,
 )
-from tfring._gradients.rounds import Gossip, Rounds
-from tfring._ops.compression import Compression
+from tfring._gradients.rounds import Gossip
 from tfring._ops.ordering import traced_for_xla
-from tfring._ops.process_set_registry import add_unless_known
-from tfring._ops.reductions import ReduceOp
 from tfring._optim.optimizer_class import Distributed
+from tfring._optim.running_fits import check_is_found
 from tfring._optim.sync_batch_norm import SyncBatchNormalization
 from tfring._state.gossip_round import GossipRound
 from tfring._state.kinds import Kind, kind_of, rounds_among, rounds_of
@@ -42,142 +34,6 @@ from tfring._state.model_state import local_variables_of, without_metrics
 from tfring._state.optimizers import all_optimizers
 from tfring._state.round_state import Round, RoundFromBase, assign_all, value_of
 from tfring._state.weights import differing
-
-
-@dataclasses.dataclass
-class RunningFit:
-    """A `fit` that runs.
-
-    Attributes:
-        model: The model that it trains.
-        ends_rounds: True if the rounds of all of the model's variables end
-            where it ends.
-    """
-
-    model: Any
-    ends_rounds: bool = False
-
-
-_NOT_FOUND = (
-    "and fit does not find it: the ranks would not get the same weights at the "
-    "end. Compile the model with it, or make it an attribute of the model, or "
-    "of an object or a list in an attribute."
-)
-
-# The fits in which this process is, the inner one last.
-_fits: list[RunningFit] = []
-
-
-def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
-    """Returns options for rounds. Collective if `within` is "host".
-
-    Raises:
-        NotImplementedError: Another option does not go with it.
-        TypeError: It is not a `LocalSGD`, `DiLoCo` or `Gossip`.
-        ValueError: `within` is not a set of this rank's.
-    """
-    function = "DistributedOptimizer"
-    if not isinstance(sync, Rounds):
-        raise TypeError(
-            f"{function}: sync must be a tfring.LocalSGD, DiLoCo or "
-            f"Gossip, got {sync!r}."
-        )
-    kind = type(sync).__name__
-    if options.shard_states:
-        raise NotImplementedError(
-            f"{function}: with sync={kind} each rank has its own optimizer "
-            "state, and with shard_states=True a part of a common one. Leave "
-            "one of the two out."
-        )
-    if options.low_rank is not None:
-        raise NotImplementedError(
-            f"{function}: sync={kind} sends changes of weights, and "
-            "tfring.PowerSGD compresses the gradients of every step. Take one "
-            "of tfring.Compression.none, fp16 and bf16."
-        )
-    if options.op is not ReduceOp.Average:
-        raise NotImplementedError(
-            f"{function}: sync={kind} averages, and op is {options.op.name}. "
-            "Leave op out."
-        )
-    if sync.start == 0 and sync.within is None:
-        _check_reduces_no_gradients(kind, options)
-    return dataclasses.replace(
-        options, sync=sync, within=_checked_within(sync, options)
-    )
-
-
-def _check_reduces_no_gradients(kind: str, options: GradientOptions) -> None:
-    """Refuses options for the reduction of gradients, which are not reduced.
-
-    Raises:
-        NotImplementedError: The message names the option.
-    """
-    problem = None
-    if options.groups is not None:
-        problem = "groups (num_groups) cuts gradients into requests"
-    elif options.predivide_factor != 1:
-        problem = "gradient_predivide_factor splits the average of gradients"
-    if problem is not None:
-        raise NotImplementedError(
-            f"DistributedOptimizer: {problem}, and with sync={kind} ranks send "
-            "no gradients, but changes of weights. Leave it out, or give "
-            f"tfring.{kind} a start or within, whose steps send gradients."
-        )
-
-
-def _checked_within(
-    sync: Rounds, options: GradientOptions
-) -> ProcessSet | None:
-    kind = type(sync).__name__
-    if isinstance(sync, Gossip):
-        _check_goes_with_gossip(options)
-    if sync.within is None:
-        return None
-    if options.process_set is not global_process_set or runtime.may_grow():
-        raise NotImplementedError(
-            f"{kind}: within={sync.within!r} is for all ranks of a job whose "
-            "ranks do not change. Leave it out in an elastic job and with a "
-            "process_set."
-        )
-    if sync.within == "host":
-        # Adding a set is collective: all ranks add all sets.
-        sets = [add_unless_known(ranks) for ranks in _ranks_of_hosts()]
-        return next(each for each in sets if each.included())
-    if not sync.within.included():
-        raise ValueError(
-            f"{kind}: rank {runtime.rank()} is not in {sync.within}. Each rank "
-            "must pass a set that it is in, such as its part of a split "
-            "communicator."
-        )
-    return sync.within
-
-
-def _check_goes_with_gossip(options: GradientOptions) -> None:
-    problem = None
-    if options.compression is not Compression.none:
-        problem = (
-            "sends weights, which compression rounds too much. Take "
-            "Compression.none"
-        )
-    elif runtime.may_grow():
-        problem = (
-            "is for jobs whose ranks do not change: there are no common "
-            "weights to commit. Take tfring.DiLoCo in an elastic job"
-        )
-    if problem is not None:
-        raise NotImplementedError(
-            f"DistributedOptimizer: sync=Gossip {problem}."
-        )
-
-
-def _ranks_of_hosts() -> list[list[int]]:
-    """Returns the ranks of each machine, in the same order on all ranks."""
-    nodes = mpi_job.nodes_of(runtime.job().comm)
-    return [
-        [rank for rank, node in enumerate(nodes) if node == first]
-        for first in sorted(set(nodes))
-    ]
 
 
 class InRounds(Distributed):
@@ -283,21 +139,11 @@ class InRounds(Distributed):
                 )
 
     def _begin_step(self, variables: Sequence[Any]) -> None:
-        self._check_is_found(variables)
+        check_is_found(self, variables)
         if not self.built and variables:
             self.build(variables)
         if self._tfring_round is not None:
             self._tfring_round.begin_step()
-
-    def _check_is_found(self, variables: Sequence[Any]) -> None:
-        """Refuses a step of a `fit` that does not know of this optimizer."""
-        fit = _fit_of(variables)
-        if fit is None or (fit.ends_rounds and self._tfring_models()):
-            return
-        raise RuntimeError(
-            f"The optimizer '{self.name}' trains the model '{fit.model.name}' "
-            f"in rounds (sync=), {_NOT_FOUND}"
-        )
 
     def _end_step(self) -> None:
         if self._tfring_round is not None:
@@ -384,44 +230,6 @@ def shared_weights(model: Any) -> Iterator[None]:
         for each in rounds_among(model.variables):
             shown.enter_context(each.shown())
         yield
-
-
-@contextmanager
-def known_to_fit(model: Any) -> Iterator[RunningFit]:
-    """Refuses steps in rounds by optimizers that `fit` does not find.
-
-    Such a step is refused where it is traced. A function that was traced
-    before is found where the `fit` ends, by a round that it has left open.
-    """
-    fit = RunningFit(model)
-    open_before = set(_open_rounds(model))
-    _fits.append(fit)
-    try:
-        yield fit
-    finally:
-        _fits.pop()
-    if not open_before.issuperset(_open_rounds(model)):
-        raise RuntimeError(
-            f"A step of the model '{model.name}' was by an optimizer in rounds "
-            f"(sync=), {_NOT_FOUND}"
-        )
-
-
-def _open_rounds(model: Any) -> list[Round]:
-    return [
-        each
-        for each in rounds_among(model.variables)
-        if each.is_between_meetings()
-    ]
-
-
-def _fit_of(variables: Sequence[Any]) -> RunningFit | None:
-    """Returns the innermost `fit` whose model has one of the variables."""
-    stepped = set(map(id, variables))
-    for fit in reversed(_fits):
-        if not stepped.isdisjoint(map(id, fit.model.variables)):
-            return fit
-    return None
 
 
 def average_untrained(model: Any) -> None:

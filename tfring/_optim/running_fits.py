@@ -1,0 +1,91 @@
+"""Knows the `fit`s that run, and which of them end rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tfring._state.kinds import rounds_among
+from tfring._state.round_state import Round
+
+
+@dataclasses.dataclass
+class RunningFit:
+    """A `fit` that runs.
+
+    Attributes:
+        model: The model that it trains.
+        ends_rounds: True if the rounds of all of the model's variables end
+            where it ends.
+    """
+
+    model: Any
+    ends_rounds: bool = False
+
+
+_NOT_FOUND = (
+    "and fit does not find it: the ranks would not get the same weights at the "
+    "end. Compile the model with it, or make it an attribute of the model, or "
+    "of an object or a list in an attribute."
+)
+
+# The fits in which this process is, the inner one last.
+_fits: list[RunningFit] = []
+
+
+@contextmanager
+def known_to_fit(model: Any) -> Iterator[RunningFit]:
+    """Refuses steps in rounds by optimizers that `fit` does not find.
+
+    Such a step is refused where it is traced. A function that was traced
+    before is found where the `fit` ends, by a round that it has left open.
+    """
+    fit = RunningFit(model)
+    open_before = set(_open_rounds(model))
+    _fits.append(fit)
+    try:
+        yield fit
+    finally:
+        _fits.pop()
+    if not open_before.issuperset(_open_rounds(model)):
+        raise RuntimeError(
+            f"A step of the model '{model.name}' was by an optimizer in rounds "
+            f"(sync=), {_NOT_FOUND}"
+        )
+
+
+def check_is_found(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Refuses a step of a `fit` that does not know of this optimizer.
+
+    Args:
+        optimizer: An optimizer in rounds.
+        variables: What the step trains.
+    """
+    is_found = bool(optimizer._tfring_models())
+    if is_found and all(fit.ends_rounds for fit in _fits):
+        return  # A step that runs eagerly does not look for its model.
+    fit = _fit_of(variables)
+    if fit is not None and not (is_found and fit.ends_rounds):
+        raise RuntimeError(
+            f"The optimizer '{optimizer.name}' trains the model "
+            f"'{fit.model.name}' in rounds (sync=), {_NOT_FOUND}"
+        )
+
+
+def _open_rounds(model: Any) -> list[Round]:
+    return [
+        each
+        for each in rounds_among(model.variables)
+        if each.is_between_meetings()
+    ]
+
+
+def _fit_of(variables: Sequence[Any]) -> RunningFit | None:
+    """Returns the innermost `fit` whose model has one of the variables."""
+    stepped = set(map(id, variables))
+    for fit in reversed(_fits):
+        if not stepped.isdisjoint(map(id, fit.model.variables)):
+            return fit
+    return None
