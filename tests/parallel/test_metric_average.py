@@ -77,6 +77,22 @@ def test_metrics_are_those_of_one_rank_with_all_data(rank, size):
                 np.testing.assert_allclose(of_epoch, value, rtol=1e-5)
 
 
+def test_an_array_of_one_element_that_is_logged_as_a_number(rank, size):
+    """As Keras logs it with NumPy before 2.4."""
+    model = small_model(0.0, ["f1"])
+    callback = tfring.callbacks.MetricAverageCallback()
+    callback.set_model(model)
+    callback.on_epoch_begin(0)
+    x, y = data(rank)
+    own = model.evaluate(x, y, verbose=0, return_dict=True)["f1"]
+    logs = {"f1": np.ravel(own)[0]}
+    callback.on_epoch_end(0, logs)
+    x, y = map(np.concatenate, zip(*map(data, range(size)), strict=True))
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)["f1"]
+    assert np.shape(logs["f1"]) == ()
+    np.testing.assert_allclose(logs["f1"], np.ravel(expected)[0], rtol=1e-5)
+
+
 def test_the_rank_keeps_its_own_state(rank, size):
     model = small_model(0.0, ["auc"])
     x, y = data(rank)

@@ -139,10 +139,14 @@ class MetricAverages(keras.callbacks.Callback):
 
         def value(name: str) -> Any:
             metric = name.removeprefix(prefix)
-            # A value that another callback has put into the logs stays.
-            if metric in own and np.array_equal(own[metric], logs[name]):
-                return of_all[metric]
-            return logs[name]
+            logged = logs[name]
+            # A value that another callback has put into the logs stays. With
+            # NumPy before 2.4 Keras logs an array of one element as a number.
+            if metric in own and np.array_equal(
+                np.ravel(own[metric]), np.ravel(logged)
+            ):
+                return np.reshape(of_all[metric], np.shape(logged))
+            return logged
 
         averages = self._weighted_averages(
             [np.asarray(value(name), np.float64) for name in names], samples
