@@ -95,10 +95,41 @@ class Backpropagation:
             o.type == "NextIteration" for o in self._operations
         ):
             return
+        waiting = self._waiting_operations(starts)
+        leads_to = self._leads_to(
+            {
+                operation.inputs[i].op.name
+                for operation, _, early in waiting
+                for i in early
+            }
+        )
+        after: dict[tuple[str, int], tf.Tensor] = {}
+        for operation, number, early in waiting:
+            inputs = list(operation.inputs)
+            for i in early:
+                if any(
+                    leads_to(inputs[i].op, tensor.op)
+                    for tensor in inputs
+                    if tensor.dtype in _FLOATS
+                ):
+                    continue
+                key = inputs[i].name, number
+                if key not in after:
+                    after[key] = _after_start(inputs[i], starts[number - 1])
+                # The function is private, but TensorFlow's own control flow
+                # uses it.
+                operation._update_input(i, after[key])
+
+    def _waiting_operations(
+        self, starts: Sequence[Started]
+    ) -> list[tuple[tf.Operation, int, list[int]]]:
+        """Returns the operations that use what an earlier start needs.
+
+        Each with the number of the first start that needs the operation itself,
+        and with the indices of its inputs that an earlier start needs.
+        """
         needed_by = self._needed_by(starts)
-        # The operations that may have to wait, with their number and those
-        # inputs that an earlier start needs.
-        waiting: list[tuple[tf.Operation, int, list[int]]] = []
+        waiting = []
         for operation in self._operations:
             number = needed_by.get(operation.name, len(starts))
             early = [
@@ -110,37 +141,7 @@ class Backpropagation:
             ]
             if early and any(t.dtype in _FLOATS for t in operation.outputs):
                 waiting.append((operation, number, early))
-        leads_to = self._leads_to(
-            {
-                operation.inputs[i].op.name
-                for operation, _, early in waiting
-                for i in early
-            }
-        )
-        passed: dict[tuple[str, int], tf.Tensor] = {}
-        for operation, number, early in waiting:
-            inputs = list(operation.inputs)
-            for i in early:
-                if any(
-                    leads_to(inputs[i].op, tensor.op)
-                    for tensor in inputs
-                    if tensor.dtype in _FLOATS
-                ):
-                    continue
-                key = inputs[i].name, number
-                if key not in passed:
-                    # The identity runs on the tensor's device, and depends on
-                    # nothing else.
-                    with (
-                        tf.control_dependencies(None),
-                        tf.device(inputs[i].device or None),
-                    ):
-                        passed[key] = chains.after_start(
-                            inputs[i], starts[number - 1]
-                        )
-                # The function is private, but TensorFlow's own control flow
-                # uses it.
-                operation._update_input(i, passed[key])
+        return waiting
 
     def _needed_by(self, starts: Sequence[Started]) -> dict[str, int]:
         """The number of the first start that needs an operation, by its name.
@@ -178,3 +179,10 @@ class Backpropagation:
         return lambda first, then: bool(
             before.get(then.name, 0) & bit_of[first.name]
         )
+
+
+def _after_start(tensor: tf.Tensor, start: Started) -> tf.Tensor:
+    """Returns the tensor, available once the start has run."""
+    # It runs on the tensor's device, and depends on nothing else.
+    with tf.control_dependencies(None), tf.device(tensor.device or None):
+        return chains.after_start(tensor, start)
