@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
 #include "xla/pjrt/c/pjrt_c_api.h"
 #include "xla/pjrt/c/pjrt_c_api_ffi_extension.h"
 
@@ -28,19 +28,10 @@ std::string Message(const PJRT_Api& api, PJRT_Error* error) {
   return {arguments.message, arguments.message_size};
 }
 
-// A stub for our handlers.  Compilers ask a handler only for the version of its
+// A stub for our handlers. Compilers ask a handler only for the version of its
 // interface.
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  const XLA_FFI_Extension_Base* const extension = frame->extension_start;
-  if (extension != nullptr && extension->type == XLA_FFI_Extension_Metadata) {
-    auto* const metadata =
-        reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)
-            ->metadata;
-    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-  }
-  return nullptr;
-}
+XLA_FFI_DEFINE_HANDLER(Handle, [] { return xla::ffi::Error::Success(); },
+                       xla::ffi::Ffi::Bind());
 
 // Returns an error, or null.
 const char* Register(const PJRT_Api& api, const std::string& target) {
