@@ -277,10 +277,15 @@ clients: build build/clients/omnifold/.ready \
 
 # The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
 # this tree: make compat TF=2.18.1, or TF=2.21.0 MPI=mpich, or MPICC=...
-# TF=nightly is the newest tf-nightly-cpu that the build takes.
+# TF=nightly is the newest tf-nightly-cpu that the build takes. ARCH=aarch64: the C++
+# tests on an emulated CPU.
 MPI := openmpi
 COMPAT_PARTS := parallel-1 parallel-2 parallel-3 parallel-4
 COMPAT := build/compat/$(TF)-$(notdir $(or $(MPICC),$(MPI)))
+ifdef ARCH
+compat: build
+	$(MAKE) --no-print-directory -f tools/cross.mk ARCH=$(ARCH)
+else
 compat:
 	@test -n "$(TF)" || { echo "Which TensorFlow? make compat TF=2.18.1"; exit 1; }
 	rm -rf $(COMPAT)
@@ -293,6 +298,7 @@ compat:
 	$(if $(MPICC),,$(COMPAT)/$(PIP) install --quiet $(MPI))
 	$(MAKE) -C $(COMPAT) $(if $(filter nightly,$(TF)),TENSORFLOW=tf-nightly-cpu) \
 	  $(COMPAT_PARTS)
+endif
 nightly:
 	$(MAKE) compat TF=nightly COMPAT_PARTS=parallel-2
 

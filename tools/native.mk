@@ -10,6 +10,9 @@ include $(BUILD)/config.mk
 -include $(BUILD)/link.mk
 
 CXX ?= g++
+NM := nm
+# What runs the tests of another CPU: tools/cross.mk.
+EMULATOR :=
 # What has been compiled before, in another clone, too, is taken from ccache where
 # that is installed.  The sloppiness is what its manual asks for precompiled
 # headers.
@@ -197,6 +200,7 @@ comma := ,
 #   timing     what depends on real time, or takes minutes under a sanitizer
 #   mpi        is started by the launcher, and not under the sanitizers: MPI
 #              libraries leak and race by themselves
+#   simulated  has fibers, which the sanitizers do not know
 # The tests of what needs a GPU find tests/gpu/fake/cuda before they find the
 # driver of a real one; those of `nccl` alone find tests/gpu/fake/nccl.
 core := c_status cached_schedule conversion coordinator cost_model cpu_variants \
@@ -208,12 +212,13 @@ engine := abandoned_memory buckets_in_flight chains device_lanes engine \
   engine_errors engine_faults join late_rank negotiator offload process_sets \
   repeated_steps silent_rank tcp_engine timeline
 random := property
+simulated := simulated_job
 nccl := $(filter cuda_nccl cuda_nccl_%,$(TEST_STEMS))
 cuda := $(filter-out $(nccl),$(filter cuda_%,$(TEST_STEMS)))
 mpi := $(filter mpi_%,$(TEST_STEMS))
 timing := $(filter large_% %_timing,$(TEST_STEMS))
 # So that none of those that take long is left for the end.
-GROUPS := engine algorithms random nccl cuda transport core mpi timing
+GROUPS := engine algorithms random nccl cuda transport simulated core mpi timing
 
 ifneq ($(sort $(TEST_STEMS)),$(sort $(foreach group,$(GROUPS),$($(group)))))
 $(error $(lastword $(MAKEFILE_LIST)): in no group, or in two: \
@@ -223,7 +228,7 @@ endif
 # Streams that wait for a rank that is lost or has failed are let go, and then
 # race by design.
 OMITTED_tsan := cuda_races cuda_nccl_races cuda_lost_rank
-UNSANITIZED := mpi timing
+UNSANITIZED := mpi timing simulated
 CHECKED_plain := $(GROUPS)
 CHECKED_asan := $(filter-out $(UNSANITIZED),$(GROUPS))
 CHECKED_tsan := $(filter-out core,$(CHECKED_asan))
@@ -252,10 +257,10 @@ REPORT = $(if $(REPORTS),GTEST_OUTPUT=xml:$(REPORTS)/$(@F).xml)
 # One archive, so that a binary links only what it uses.
 $(OUT)/libcore.a: $(call objects,$(CORE_SOURCES) $(TEST_HELPER_SOURCES))
 	@rm -f $@
-	@ar rcs $@ $^
+	@$(AR) rcs $@ $^
 $(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
 	@rm -f $@
-	@ar rcs $@ $^
+	@$(AR) rcs $@ $^
 
 # tests/gpu/fake/cuda/fake_cuda.h.  An RPATH, as a RUNPATH does not hold for the
 # sanitizers' dlopen.
@@ -312,7 +317,7 @@ CHECKS := $(patsubst %,check/%,$(HALVES) $(filter-out $(HALVED),$(CHECKED)))
 check: $(CHECKS)
 
 RUN_TESTS = @echo "$<"; $(REPORT) GTEST_FILTER='$(or $(FILTER_$(VARIANT)),*)' \
-  timeout $(TEST_TIMEOUT) $< --gtest_brief=1
+  timeout $(TEST_TIMEOUT) $(EMULATOR) $< --gtest_brief=1
 $(filter-out check/mpi $(HALVES:%=check/%),$(CHECKS)): check/%: $(OUT)/tests/cpp/%_tests
 	$(RUN_TESTS)
 $(filter %.0,$(HALVES:%=check/%)): check/%.0: $(OUT)/tests/cpp/%_tests
@@ -328,7 +333,7 @@ check/mpi: $(OUT)/tests/cpp/mpi_tests
 	    *) filter=*;; esac; \
 	  echo "$< on $$ranks ranks"; \
 	  $(REPORT:%.xml=%_$$ranks.xml) GTEST_FILTER=$$filter timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks \
-	    $< --gtest_brief=1; \
+	    $(EMULATOR) $< --gtest_brief=1; \
 	done
 
 # Note [One definition for each CPU] in tfring_ops/kernels/cpu_loops.h: a unit
@@ -340,7 +345,7 @@ check: $(if $(filter plain,$(VARIANT)),check/symbols)
 .PHONY: check/symbols
 check/symbols: $(VARIANT_OBJECTS)
 	@echo "$@"
-	@nm --defined-only --extern-only --demangle --print-file-name $^ | \
+	@$(NM) --defined-only --extern-only --demangle --print-file-name $^ | \
 	  awk '$$NF !~ /^tfring::kCpu/ { print; leaks = 1 } END { exit leaks }'
 
 # ---- Benchmarks ----
