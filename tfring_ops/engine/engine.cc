@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -29,6 +28,7 @@
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/negotiation/negotiator.h"
+#include "tfring_ops/engine/request_table.h"
 #include "tfring_ops/engine/silence_watch.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/engine/timeline.h"
@@ -44,6 +44,23 @@ constexpr std::chrono::seconds kLongIdle{1};
 // The longest time between two looks while workers are busy; a worker that has
 // become free wakes the engine's thread.
 constexpr std::chrono::microseconds kBusyPoll{250};
+
+// Note [How an engine ends]
+//
+// kRunning: takes requests, and runs what the ranks agree on.  It ends when
+//   Shutdown is called on this rank (kLeaving), or when the ranks agree on the
+//   shutdown of another one (kClosed).
+// kLeaving: as before, but the other ranks have been told.  It ends when all
+//   agree on the shutdown (kClosed).
+// kClosed: every request has failed, and later ones fail at once.  It ends when
+//   no rank will send this one anything more (kOver).
+// kOver: the driver does nothing more, and the engine's thread ends.
+//
+// A failure leads from every state to kOver: of a transport or a worker, of a
+// rank that is lost, or of another engine, which calls Abort.  `failure_` has
+// the first one.  Then whatever waits returns it, and the engine's thread
+// closes the engine.
+enum class State { kRunning, kLeaving, kClosed, kOver };
 
 class RingEngine final : public Engine {
  public:
@@ -93,10 +110,7 @@ class RingEngine final : public Engine {
   }
 
   void Abort(const absl::Status& reason) override {
-    {
-      std::lock_guard<std::mutex> lock(abort_mutex_);
-      if (abort_reason_.ok()) abort_reason_ = reason;
-    }
+    Fail(reason);
     submissions_.Wake();
     StartThread();
   }
@@ -108,12 +122,6 @@ class RingEngine final : public Engine {
   const Options& options() const override { return options_; }
 
  private:
-  // A request that was submitted, and that the ranks have not agreed on yet.
-  struct Requested {
-    TensorEntry entry;
-    Clock::time_point since;
-  };
-
   // Every wait on one of the channels makes progress with the negotiation: so
   // the next response list is agreed on while buckets are on the wire.
   std::vector<std::unique_ptr<Transport>> Polling(
@@ -122,13 +130,32 @@ class RingEngine final : public Engine {
       channel = MakePollingTransport(std::move(channel), [this] {
         // A worker that waits leaves the negotiation to the driver, and stops
         // if the engine is aborted.
-        return driver_lock_.IsMine() ? Poll() : AbortReason();
+        return driver_lock_.IsMine() ? Poll() : failure();
       });
     }
     return channels;
   }
 
   int world_rank() const { return members_.world_ranks[rank()]; }
+
+  // Notes `reason`, unless it is OK or something has failed before.  It may be
+  // called on any thread.
+  void Fail(const absl::Status& reason) {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    failure_.Update(reason);
+  }
+
+  absl::Status failure() {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    return failure_;
+  }
+
+  // Goes on to `state`, unless the engine is there already or further.
+  void Enter(State state) {
+    if (state <= state_) return;
+    if (state_ == State::kRunning) ending_since_ = clock_.Now();
+    state_ = state;
+  }
 
   // Starts the engine's thread, unless it runs already.
   void StartThread() {
@@ -145,9 +172,9 @@ class RingEngine final : public Engine {
     if (started_) return std::nullopt;
     const absl::StatusOr<bool> progressed =
         negotiator_.Progress({}, /*shutdown=*/false);
-    poll_status_ = progressed.status();
-    poll_status_.Update(process_set_.control->Progress());
-    if (poll_status_.ok() && !*progressed) {
+    Fail(progressed.status());
+    Fail(process_set_.control->Progress());
+    if (failure().ok() && !*progressed) {
       return IdleWatch::Period(negotiator_.heartbeat_look());
     }
     lock.unlock();
@@ -159,24 +186,22 @@ class RingEngine final : public Engine {
   // if nothing is left for the engine's thread.
   bool DriveBriefly() {
     if (!driver_lock_.TryLock()) return false;
-    const bool is_done = !finished_ && poll_status_.ok() && RunSmallRequests();
+    const bool is_done =
+        state_ != State::kOver && failure().ok() && RunSmallRequests();
     driver_lock_.Unlock();
     return is_done;
   }
 
   bool RunSmallRequests() {
-    if (!requested_.empty() || !lanes_.idle()) return false;
+    if (!requests_.empty() || !lanes_.idle()) return false;
     const auto end = std::chrono::steady_clock::now() + kDrivePoll;
     for (Backoff backoff;; backoff.Pause()) {
       if (!Poll().ok()) return false;
-      for (const auto& [name, waiting] : requested_) {
-        if (!IsSmall(waiting.entry.request)) return false;
-      }
-      // The engine's thread meets an error again, and ends everything; one that
-      // a Poll has met stays, also where it was for something that may fail.
-      poll_status_.Update(RunNext());
-      if (!poll_status_.ok() || finished_) return false;
-      if (requested_.empty()) return !negotiator_.HasNext();
+      if (!requests_.All(IsSmall)) return false;
+      // The engine's thread meets this error again, and ends everything.
+      Fail(RunNext());
+      if (!failure().ok() || state_ == State::kOver) return false;
+      if (requests_.empty()) return !negotiator_.HasNext();
       if (std::chrono::steady_clock::now() >= end) return false;
     }
   }
@@ -197,14 +222,14 @@ class RingEngine final : public Engine {
       if (next == Next::kAwaitWork) {
         // Look for a lost rank in each of these rare steps, because the GPU may
         // be waiting for it.
-        poll_status_.Update(process_set_.control->Progress());
+        Fail(process_set_.control->Progress());
       }
-      if (!finished_) status = Step();
-      if (!status.ok() || finished_) break;
-      next = progressed_                                    ? Next::kStep
-             : !lanes_.idle()                               ? Next::kAwaitLanes
-             : requested_.empty() && !negotiator_.HasNext() ? Next::kAwaitWork
-                                                            : Next::kPause;
+      if (state_ != State::kOver) status = Step();
+      if (!status.ok() || state_ == State::kOver) break;
+      next = progressed_                                   ? Next::kStep
+             : !lanes_.idle()                              ? Next::kAwaitLanes
+             : requests_.empty() && !negotiator_.HasNext() ? Next::kAwaitWork
+                                                           : Next::kPause;
       const bool on_device = lanes_.launched() > 0;
       const std::chrono::microseconds idle_poll = IdlePoll();
       driver_lock_.Unlock();
@@ -217,7 +242,7 @@ class RingEngine final : public Engine {
       }
       if (next == Next::kStep || next == Next::kAwaitWork) backoff = Backoff();
     }
-    finished_ = true;
+    Enter(State::kOver);
     Conclude(status);
     driver_lock_.Unlock();
   }
@@ -226,7 +251,7 @@ class RingEngine final : public Engine {
   void Conclude(absl::Status status) {
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
-      Abort(status);  // ends the waits of workers
+      Fail(status);  // ends the waits of workers
       // Peers may be waiting for this rank, and buffers still be in flight.
       process_set_.control->Abort(status);
       lanes_.Abort(status);
@@ -239,7 +264,7 @@ class RingEngine final : public Engine {
   }
 
   std::chrono::microseconds IdlePoll() const {
-    if (ending_since_ || clock_.Now() - last_work_ < kLongIdle) {
+    if (state_ != State::kRunning || clock_.Now() - last_work_ < kLongIdle) {
       return IdleWatch::kShortestPeriod;
     }
     return IdleWatch::Period(negotiator_.heartbeat_look());
@@ -249,11 +274,6 @@ class RingEngine final : public Engine {
     lanes_.KeepMemory();
     negotiator_.KeepMemory();
     for (const auto& task : tasks_) task->KeepMemory();
-  }
-
-  absl::Status AbortReason() {
-    std::lock_guard<std::mutex> lock(abort_mutex_);
-    return abort_reason_;
   }
 
   // One look at everything that may have happened.
@@ -270,7 +290,7 @@ class RingEngine final : public Engine {
                               negotiator_.Next());
       if (decision) TFRING_RETURN_IF_ERROR(Apply(*std::move(decision)));
     }
-    finished_ = !ended_.ok() && negotiator_.over();
+    if (state_ == State::kClosed && negotiator_.over()) Enter(State::kOver);
     return absl::OkStatus();
   }
 
@@ -278,31 +298,24 @@ class RingEngine final : public Engine {
   // here ends the engine, even if a caller that waits for a lane could do
   // without it.
   absl::Status Poll() {
-    if (poll_status_.ok()) poll_status_ = PollAll();
-    return poll_status_;
+    Fail(PollAll());
+    return failure();
   }
 
   absl::Status PollAll() {
     // Lanes come first: work that a device has completed counts as complete,
     // whatever has failed since.
     TFRING_ASSIGN_OR_RETURN(const bool finished, lanes_.Poll());
-    TFRING_RETURN_IF_ERROR(AbortReason());
-    std::vector<CollectiveRequest> requests;
+    TFRING_RETURN_IF_ERROR(failure());
     const Clock::time_point now = clock_.Now();
-    for (TensorEntry& entry : submissions_.Take()) {
-      const std::string name = entry.request.name;
-      requests.push_back(entry.request);
-      requested_.emplace(name, Requested{std::move(entry), now});
-    }
-    if (!requested_.empty()) last_work_ = now;
-    TFRING_ASSIGN_OR_RETURN(
-        const bool progressed,
-        negotiator_.Progress(std::move(requests),
-                             submissions_.ShutdownRequested()));
+    std::vector<CollectiveRequest> added =
+        requests_.Add(submissions_.Take(), now);
+    if (!requests_.empty()) last_work_ = now;
+    const bool leaves = submissions_.ShutdownRequested();
+    if (leaves) Enter(State::kLeaving);
+    TFRING_ASSIGN_OR_RETURN(const bool progressed,
+                            negotiator_.Progress(std::move(added), leaves));
     progressed_ = progressed_ || finished || progressed;
-    if (!ending_since_ && (submissions_.ShutdownRequested() || !ended_.ok())) {
-      ending_since_ = now;
-    }
     return silence_watch_.Check(
         negotiator_.silent(), [this] { return OldestWait(); }, now);
   }
@@ -322,7 +335,10 @@ class RingEngine final : public Engine {
       LogWarning(world_rank(), report.text);
     }
     for (const ErrorResponse& failure : response_list.errors) {
-      if (concerns_me(failure.ranks)) Finish(failure.name, failure.status);
+      if (!concerns_me(failure.ranks)) continue;
+      if (std::optional<TensorEntry> entry = requests_.Take(failure.name)) {
+        Finish(*entry, failure.status, submissions_);
+      }
     }
     for (Response& bucket : response_list.responses) {
       TFRING_RETURN_IF_ERROR(Execute(std::move(bucket), decision.agreed_ns));
@@ -343,12 +359,11 @@ class RingEngine final : public Engine {
     const Response& agreed = task->bucket();
     for (size_t i = 0; i < agreed.names.size(); ++i) {
       const std::string& name = agreed.names[i];
-      if (auto node = requested_.extract(name); !node.empty()) {
-        TensorEntry& entry = node.mapped().entry;
+      if (std::optional<TensorEntry> entry = requests_.Take(name)) {
         Timeline::Global().RecordRequest(Timeline::Phase::kNegotiate,
-                                         entry.request, entry.submitted_ns,
+                                         entry->request, entry->submitted_ns,
                                          agreed_ns);
-        task->Add(std::move(entry));
+        task->Add(*std::move(entry));
       } else if (!agreed.requests.empty()) {
         task->AddNeutralContribution(agreed.requests[i]);
       } else {
@@ -401,7 +416,7 @@ class RingEngine final : public Engine {
       TFRING_RETURN_IF_ERROR(Poll());
       WaitForLanes(lanes_.launched() > 0, backoff);
     }
-    return AbortReason();  // A worker that has become idle may have failed.
+    return failure();  // A worker that has become idle may have failed.
   }
 
   // A worker wakes this thread, a device does not.
@@ -409,24 +424,16 @@ class RingEngine final : public Engine {
     on_device ? backoff.Pause() : submissions_.WaitFor(kBusyPoll, clock_);
   }
 
-  void Finish(const std::string& name, const absl::Status& status) {
-    auto node = requested_.extract(name);
-    if (node.empty()) return;
-    tfring::Finish(node.mapped().entry, status, submissions_);
-  }
-
-  // Fails all requests, now and later, with `reason`.
+  // Fails all requests, now and later, with `reason`, or with that of an
+  // earlier call.
   void End(const absl::Status& reason) {
-    if (ended_.ok()) ended_ = reason;
-    submissions_.Close(ended_);
-    const Clock::time_point now = clock_.Now();
-    for (TensorEntry& entry : submissions_.Take()) {
-      const std::string name = entry.request.name;
-      requested_.emplace(name, Requested{std::move(entry), now});
-    }
-    for (const auto& task : tasks_) task->Finish(ended_);
-    while (!requested_.empty()) {
-      Finish(std::string(requested_.begin()->first), ended_);
+    Enter(State::kClosed);
+    submissions_.Close(reason);
+    const absl::Status why = submissions_.closed();
+    requests_.Add(submissions_.Take(), clock_.Now());
+    for (const auto& task : tasks_) task->Finish(why);
+    for (TensorEntry& entry : requests_.TakeAll()) {
+      Finish(entry, why, submissions_);
     }
   }
 
@@ -436,18 +443,12 @@ class RingEngine final : public Engine {
     for (const auto& task : tasks_) {
       if (!task->finished()) return {{task->label(), task->since()}};
     }
-    const Requested* oldest = nullptr;
-    for (const auto& [name, waiting] : requested_) {
-      if (oldest == nullptr || waiting.since < oldest->since) oldest = &waiting;
-    }
-    if (oldest != nullptr) {
+    if (const RequestTable::Waiting* const oldest = requests_.Oldest()) {
       return {{LabelOf(members_, oldest->entry.request), oldest->since}};
     }
-    if (ending_since_) {
-      return {{absl::StrCat("tfring.shutdown()", members_.Suffix()),
-               *ending_since_}};
-    }
-    return std::nullopt;
+    if (state_ == State::kRunning) return std::nullopt;
+    return {
+        {absl::StrCat("tfring.shutdown()", members_.Suffix()), ending_since_}};
   }
 
   const Options options_;
@@ -458,8 +459,8 @@ class RingEngine final : public Engine {
   const bool is_one_node_ = Layout::Of(*process_set_.control).nodes == 1;
   Submissions submissions_;
   std::mutex join_mutex_;
-  std::mutex abort_mutex_;
-  absl::Status abort_reason_;
+  std::mutex failure_mutex_;
+  absl::Status failure_;
   std::mutex start_mutex_;
   std::atomic<bool> started_{false};  // thread_; set under start_mutex_
 
@@ -469,13 +470,11 @@ class RingEngine final : public Engine {
   SilenceWatch silence_watch_;
   Lanes lanes_;
   std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
-  std::unordered_map<std::string, Requested> requested_;
-  std::optional<Clock::time_point> ending_since_;
+  RequestTable requests_;
+  State state_ = State::kRunning;     // see Note [How an engine ends]
+  Clock::time_point ending_since_{};  // when it left kRunning
   Clock::time_point last_work_ = clock_.Now();
-  absl::Status poll_status_;
-  absl::Status ended_;
   bool progressed_ = false;
-  bool finished_ = false;
 
   std::thread thread_;  // last: it uses all of the above
 };

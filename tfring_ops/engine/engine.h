@@ -12,10 +12,9 @@
 // - The negotiation alone decides the order of execution.
 // - An error that every rank received leaves the engine as it was.  After a
 //   lost peer every later entry fails at once, with the same message.
-// - An idle engine uses hardly any CPU time: it looks for a peer's message
-// fifty
-//   times a second, and after a second four times.  An engine that has never
-//   been used has no thread if its process set has an IdleWatch.
+// - An idle engine uses hardly any CPU time.  It looks for a peer's message
+//   fifty times a second, and after a second four times.  An engine that has
+//   never been used has no thread if its process set has an IdleWatch.
 #ifndef TFRING_OPS_ENGINE_ENGINE_H_
 #define TFRING_OPS_ENGINE_ENGINE_H_
 

@@ -33,6 +33,13 @@ std::string LabelOf(const Members& members, const CollectiveRequest& request) {
   return absl::StrCat(what, members.Suffix());
 }
 
+absl::Status NameInUse(const CollectiveRequest& request) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      Name(request.kind), " of '", request.name,
+      "': this rank already has a collective of that name in flight. Give "
+      "each its own name=, or wait for the first."));
+}
+
 std::string DescribeSilence(const Members& members, const std::string& what,
                             double waited_seconds,
                             const std::vector<int32_t>& silent,

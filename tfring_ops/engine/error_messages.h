@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
@@ -17,6 +18,10 @@ std::string Ranks(const Members& members, const std::vector<int32_t>& ranks);
 // "allreduce of 'metrics' (process set 2)"; with several tensors "allreduce of
 // 'gradients/0' ('bias' to 'kernel')".
 std::string LabelOf(const Members& members, const CollectiveRequest& request);
+
+// InvalidArgument: an earlier collective of the name of `request` has not
+// ended.
+absl::Status NameInUse(const CollectiveRequest& request);
 
 // Says that `what` has waited for the ranks `silent`, of which nothing is
 // heard.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/engine/error_messages.h"
 
 namespace tfring {
 namespace {
@@ -23,12 +24,7 @@ absl::Status Submissions::Add(TensorEntry& entry) {
       request.name =
           absl::StrCat(Name(request.kind), " ", ++nameless_[request.kind]);
     }
-    if (!in_flight_.insert(entry.request.name).second) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Name(entry.request.kind), " of '", entry.request.name,
-          "': this rank already has a collective of that name in flight. Give "
-          "each its own name=, or wait for the first."));
-    }
+    if (!in_flight_.insert(request.name).second) return NameInUse(request);
     // A request without a name has one execution.
     if (entry.chain != nullptr && !request.is_nameless) TakePlace(entry);
     added_.push_back(std::move(entry));

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/hand_off.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
@@ -95,41 +97,20 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
     pending->outcome.outputs.push_back(buffer.output);
   }
   Handle handle;
-  absl::Status status;
+  absl::Status refusal;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (previous == kNoHandle) {
-      pending->chain = std::make_shared<Chain>();
-    } else if (auto it = pending_.find(previous); it != pending_.end()) {
-      pending->chain = it->second->chain;
-    } else {
-      return absl::InternalError(absl::StrCat(
-          "Start of '", pending->name.second, "': no request with handle ",
-          previous, " is waiting to be collected."));
-    }
+    TFRING_ASSIGN_OR_RETURN(pending->chain, ChainAfter(previous, entry));
     ++pending->chain->in_flight;
-    if (auto it = newest_.find(pending->name); it != newest_.end()) {
-      const Handle earlier = it->second;
-      if (pending_.at(earlier)->chain == pending->chain) {
-        // This holds even if the engine has completed it: all ranks must decide
-        // alike, or some would wait for a collective that the rest have
-        // refused.
-        status = absl::InvalidArgumentError(absl::StrCat(
-            "'", pending->name.second,
-            "': a collective of that name has been started and not collected. "
-            "Give each its own name=."));
-      } else if (pending_.at(earlier)->complete) {
-        Forget(earlier);
-      }
-    }
+    refusal = FreeName(*pending, entry);
     handle = ++last_handle_;
     pending_[handle] = pending;
-    if (status.ok() && !pending->name.second.empty()) {
+    if (refusal.ok() && !entry.request.name.empty()) {
       newest_[pending->name] = handle;
     }
   }
-  if (!status.ok()) {
-    Complete(pending, status);
+  if (!refusal.ok()) {
+    Complete(pending, refusal);
     return handle;
   }
   entry.done = [this, pending](const absl::Status& status) {
@@ -141,6 +122,30 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   entry.chain = pending->chain->of_engine;
   SubmitToEngine(std::move(entry));
   return handle;
+}
+
+absl::StatusOr<std::shared_ptr<Handles::Chain>> Handles::ChainAfter(
+    Handle previous, const TensorEntry& entry) const {
+  if (previous == kNoHandle) return std::make_shared<Chain>();
+  const auto it = pending_.find(previous);
+  if (it != pending_.end()) return it->second->chain;
+  return absl::InternalError(absl::StrCat(
+      "Start of '", entry.request.name, "': no request with handle ", previous,
+      " is waiting to be collected."));
+}
+
+absl::Status Handles::FreeName(const Pending& pending,
+                               const TensorEntry& entry) {
+  const auto it = newest_.find(pending.name);
+  if (it == newest_.end()) return absl::OkStatus();
+  const Handle earlier = it->second;
+  // Even if the engine has completed it: all ranks must decide alike, or some
+  // would wait for a collective that the rest have refused.
+  if (pending_.at(earlier)->chain == pending.chain) {
+    return NameInUse(entry.request);
+  }
+  if (pending_.at(earlier)->complete) Forget(earlier);
+  return absl::OkStatus();
 }
 
 // Note [Waiting briefly before a callback]

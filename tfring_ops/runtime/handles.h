@@ -93,6 +93,14 @@ class Handles {
   struct Pending;
   using Name = std::pair<int32_t, std::string>;  // A request of a process set.
 
+  // Returns the chain of `previous`, or a new one.
+  // REQUIRES: mutex_ is held.
+  absl::StatusOr<std::shared_ptr<Chain>> ChainAfter(
+      Handle previous, const TensorEntry& entry) const;
+  // Forgets a complete request that has the name of `pending`.
+  // InvalidArgument if one of its chain has it.
+  // REQUIRES: mutex_ is held.
+  absl::Status FreeName(const Pending& pending, const TensorEntry& entry);
   // See Note [Waiting briefly before a callback].
   void WaitBriefly(Handle handle);
   void Complete(const std::shared_ptr<Pending>& pending,

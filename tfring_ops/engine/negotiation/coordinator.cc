@@ -46,7 +46,6 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   // every rank.
   if (!departed_.ok()) return;
   last_added_[rank] = now;
-
   if (joined_[rank]) {
     Fail({rank}, request.name,
          absl::FailedPreconditionError(absl::StrCat(
@@ -58,7 +57,24 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   if (request.kind == CollectiveKind::kJoin) {
     return Join(rank, std::move(request));
   }
+  if (FailsLate(rank, request) || FailsBehind(rank, request)) return;
 
+  auto [found, first] = waiting_.try_emplace(request.name);
+  Waiting& waiting = found->second;
+  if (first) {
+    waiting.number = requests_received_++;
+    waiting.request = request;
+    waiting.first_rank = rank;
+    waiting.since = now;
+    waiting.submitted.resize(members_.size());
+  }
+  Compare(rank, request, waiting);
+  waiting.submitted[rank] = true;
+  ++waiting.submissions;
+  if (IsComplete(waiting)) Decide(std::move(waiting_.extract(found).mapped()));
+}
+
+bool Coordinator::FailsLate(int rank, const CollectiveRequest& request) {
   // The oldest failure that this rank has not received yet.
   const auto [begin, end] = expired_.equal_range(request.name);
   for (auto expired = begin; expired != end;) {
@@ -71,52 +87,44 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     // The rank will not submit that one.
     const bool skips = IsEarlier(expired->second.request, request);
     if (!skips) Fail({rank}, request.name, expired->second.status);
-    if (IsEarlier(request, expired->second.request)) return;
+    if (IsEarlier(request, expired->second.request)) return true;
     missing.erase(self);
     expired = missing.empty() ? expired_.erase(expired) : std::next(expired);
-    if (!skips) return;
+    if (!skips) return true;
   }
+  return false;
+}
 
-  if (auto before = waiting_.find(request.name); before != waiting_.end()) {
-    const Waiting& waiting = before->second;
-    if (IsEarlier(request, waiting.request)) {
-      return FailBehind({rank}, request, waiting.first_rank, waiting.request);
-    }
-    if (IsEarlier(waiting.request, request)) {
-      FailBehind(RanksThat(waiting.submitted, true), waiting.request, rank,
-                 request);
-      waiting_.erase(before);
-    }
+bool Coordinator::FailsBehind(int rank, const CollectiveRequest& request) {
+  const auto found = waiting_.find(request.name);
+  if (found == waiting_.end()) return false;
+  const Waiting& waiting = found->second;
+  if (IsEarlier(request, waiting.request)) {
+    FailBehind({rank}, request, waiting.first_rank, waiting.request);
+    return true;
   }
-  auto [found, first] = waiting_.try_emplace(request.name);
-  Waiting& waiting = found->second;
-  if (first) {
-    waiting.number = requests_received_++;
-    waiting.request = request;
-    waiting.first_rank = rank;
-    waiting.since = now;
-    waiting.submitted.resize(members_.size());
+  if (IsEarlier(waiting.request, request)) {
+    FailBehind(RanksThat(waiting.submitted, true), waiting.request, rank,
+               request);
+    waiting_.erase(found);
   }
+  return false;
+}
+
+void Coordinator::Compare(int rank, const CollectiveRequest& request,
+                          Waiting& waiting) const {
   std::string difference = DescribeDifference(
       waiting.request, members_.world_ranks[waiting.first_rank], request,
       members_.world_ranks[rank]);
   if (!difference.empty()) {
     waiting.differing_ranks.push_back(rank);
     if (waiting.difference.empty()) waiting.difference = std::move(difference);
-  } else {
-    std::vector<int64_t> sizes = CollectiveOf(request.kind).Sizes(request);
-    if (!sizes.empty()) {
-      waiting.sizes.resize(members_.size());
-      waiting.sizes[rank] = std::move(sizes);
-    }
+    return;
   }
-  waiting.submitted[rank] = true;
-  ++waiting.submissions;
-  if (IsComplete(waiting)) {
-    Waiting complete = std::move(waiting);
-    waiting_.erase(found);
-    Decide(std::move(complete));
-  }
+  std::vector<int64_t> sizes = CollectiveOf(request.kind).Sizes(request);
+  if (sizes.empty()) return;
+  waiting.sizes.resize(members_.size());
+  waiting.sizes[rank] = std::move(sizes);
 }
 
 void Coordinator::FailBehind(std::vector<int32_t> behind,

@@ -92,6 +92,15 @@ class Coordinator {
 
   void Fail(std::vector<int32_t> ranks, const std::string& name,
             absl::Status status);
+  // Fails `request` of a late rank if a request of that name has stalled that
+  // the rank did not submit.  Returns true if it has.
+  bool FailsLate(int rank, const CollectiveRequest& request);
+  // Fails `request`, or what waits under its name, whichever is of an earlier
+  // execution of the chain.  Returns true if it was `request`.
+  bool FailsBehind(int rank, const CollectiveRequest& request);
+  // Notes how `request` differs from `waiting`, or its sizes.
+  void Compare(int rank, const CollectiveRequest& request,
+               Waiting& waiting) const;
   // Fails `request` on `behind`: `ahead` has left its execution of the chain,
   // as it has submitted the same request in a later one.
   void FailBehind(std::vector<int32_t> behind, const CollectiveRequest& request,
