@@ -1,0 +1,190 @@
+// Allreduces of many ranks in simulated time, for docs/scaling.md: every plan,
+// the cost model's predictions, and what `auto` chooses.  The algorithms, the
+// measurement of costs and the model are real; the network is that of
+// tests/cpp/simulated_job.h, and a reduction takes a simulated time.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/cpp/simulated_job.h"
+#include "tfring_ops/algorithms/adaptive/cost_measurement.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
+#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/kernels/workspace.h"
+
+namespace tfring {
+namespace {
+
+constexpr int kRanksPerNode = 8;
+constexpr int64_t kSizes[] = {1 << 10, 1 << 20, 100 << 20};
+
+// A kind of cluster.
+struct Cluster {
+  const char* name;
+  SimulatedLink within, across;
+  bool link_per_rank;
+  double reduced_bytes_per_second;
+  int64_t segment_bytes;
+};
+constexpr Cluster kClusters[] = {
+    {"CPUs, 100 Gbit/s a node",
+     {2e-6, 8e9},
+     {20e-6, 12.5e9},
+     false,
+     10e9,
+     512 << 10},
+    {"CPUs, 10 Gbit/s a node",
+     {2e-6, 8e9},
+     {40e-6, 1.25e9},
+     false,
+     10e9,
+     512 << 10},
+    {"GPUs, 100 Gbit/s each",
+     {5e-6, 150e9},
+     {15e-6, 12.5e9},
+     true,
+     500e9,
+     16 << 20},
+};
+
+// Takes simulated time for what it reduces or copies, and does it for few bytes
+// alone.
+class SimulatedKernels final : public Kernels {
+ public:
+  SimulatedKernels(SimulatedJob& job, double bytes_per_second)
+      : job_(job), bytes_per_second_(bytes_per_second) {}
+
+  void Reduce(void* dst, const void* a, const void* b, int64_t count,
+              DataType dtype, ReduceOp op) const override {
+    if (Passes(count * SizeInBytes(dtype))) {
+      CpuKernels().Reduce(dst, a, b, count, dtype, op);
+    }
+  }
+  void Scale(void* dst, const void* src, int64_t count, DataType dtype,
+             double factor) const override {
+    if (Passes(count * SizeInBytes(dtype))) {
+      CpuKernels().Scale(dst, src, count, dtype, factor);
+    }
+  }
+  void Copy(void* dst, const void* src, int64_t bytes) const override {
+    if (Passes(bytes)) CpuKernels().Copy(dst, src, bytes);
+  }
+  void CopyPieces(absl::Span<const CopyPiece> /*pieces*/, DataType /*from*/,
+                  DataType /*to*/, double /*factor*/) const override {
+    std::abort();  // no allreduce without pieces calls it
+  }
+  void Upload(void* dst, const void* host, int64_t bytes) const override {
+    CpuKernels().Copy(dst, host, bytes);
+  }
+  void Adasum(void* /*dst*/, const void* /*a*/, const void* /*b*/,
+              int64_t /*count*/, DataType /*dtype*/) const override {
+    std::abort();
+  }
+  absl::Status Synchronize() const override { return absl::OkStatus(); }
+  absl::Status AwaitWork() const override { return absl::OkStatus(); }
+  absl::StatusOr<void*> Allocate(int64_t bytes) const override {
+    return CpuKernels().Allocate(bytes);
+  }
+  void Free(void* memory) const override { CpuKernels().Free(memory); }
+
+ private:
+  bool Passes(int64_t bytes) const {
+    job_.Sleep(static_cast<double>(bytes) / bytes_per_second_);
+    return bytes <= 4096;
+  }
+
+  SimulatedJob& job_;
+  const double bytes_per_second_;
+};
+
+absl::Status Allreduce(const RingContext& context, const AllreducePlan& plan,
+                       const RingBuffers& buffers) {
+  switch (plan.algorithm) {
+    case AllreduceAlgorithm::kRecursiveDoubling:
+      return RecursiveDoublingAllreduce(context, buffers);
+    case AllreduceAlgorithm::kHierarchical:
+      return HierarchicalAllreduce(RingGrid(context, plan.shape), buffers);
+    default:
+      return RingAllreduce(context, buffers);
+  }
+}
+
+double Seconds(const absl::StatusOr<double>& seconds) {
+  if (seconds.ok()) return *seconds;
+  std::fprintf(stderr, "%s\n", seconds.status().ToString().c_str());
+  std::exit(1);
+}
+
+void Run(const Cluster& cluster, int nodes) {
+  SimulatedNetwork network;
+  network.nodes = nodes;
+  network.ranks_per_node = kRanksPerNode;
+  network.within = cluster.within;
+  network.across = cluster.across;
+  network.link_per_rank = cluster.link_per_rank;
+  SimulatedJob job(network);
+  const SimulatedKernels kernels(job, cluster.reduced_bytes_per_second);
+  const Layout layout{nodes, kRanksPerNode};
+
+  const auto on_every_rank = [&](const auto& body) {
+    return Seconds(job.Run([&](Transport& transport) {
+      Workspace scratch(kernels);
+      return body(
+          RingContext{transport, kernels, cluster.segment_bytes, scratch});
+    }));
+  };
+  Costs measured;
+  const double measuring = on_every_rank([&](const RingContext& context) {
+    const auto costs = MeasureCosts(context, job.clock());
+    if (costs.ok()) measured = *costs;
+    return costs.status();
+  });
+  std::printf("\n%d ranks: %s (costs measured in %.1f ms)\n", job.size(),
+              cluster.name, measuring * 1e3);
+  std::printf("%10s  %-36s %10s %10s %10s %8s\n", "bytes", "plan", "ms",
+              "measured", "typical", "streams");
+
+  // All ranks have one large buffer, whose contents do not matter.
+  std::vector<std::byte> memory(kSizes[2]);
+  job.LeaveOut(absl::MakeSpan(memory));
+  for (const int64_t bytes : kSizes) {
+    const auto plans = Plans(layout, AllreduceAlgorithm::kAuto);
+    const std::string chosen = Fastest(plans, layout, measured, bytes).Name();
+    const Costs typical = Costs::Typical(kRanksPerNode);
+    for (const AllreducePlan& plan : plans) {
+      RingBuffers buffers;
+      buffers.input = buffers.output = memory.data();
+      buffers.count = bytes / 4;
+      job.TakeStreams();
+      const double seconds = on_every_rank([&](const RingContext& context) {
+        return Allreduce(context, plan, buffers);
+      });
+      std::printf("%10ld  %-36s %10.3f %10.3f %10.3f %8d%s\n",
+                  static_cast<long>(bytes), plan.Name().c_str(), seconds * 1e3,
+                  PredictSeconds(plan, layout, measured, bytes) * 1e3,
+                  PredictSeconds(plan, layout, typical, bytes) * 1e3,
+                  job.TakeStreams(), plan.Name() == chosen ? "  auto" : "");
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfring
+
+// The numbers of nodes, of 8 ranks each, may be given.
+int main(int argc, char** argv) {
+  std::vector<int> nodes{8, 32, 64};
+  if (argc > 1) nodes.clear();
+  for (int i = 1; i < argc; ++i) nodes.push_back(std::atoi(argv[i]));
+  for (const tfring::Cluster& cluster : tfring::kClusters) {
+    for (const int number : nodes) tfring::Run(cluster, number);
+  }
+}
