@@ -14,7 +14,8 @@ namespace {
 // The model is too inexact to distinguish times that are closer.
 constexpr double kMargin = 1.1;
 
-// `number` as a product of `count` factors, as equal as they can be.
+// Writes `number` as a product of `count` factors that are as equal as
+// possible.
 std::vector<int> NearlyEqualFactors(int number, int count) {
   std::vector<int> factors;
   for (; count > 1; --count) {
@@ -38,8 +39,9 @@ std::vector<int> PrimeFactors(int number) {
   return factors;
 }
 
-// The ranks of a node along the first axis, if there are several nodes, and
-// the nodes along one axis, two, three, or as many as can be.
+// Returns grids whose first axis has the ranks of a node, if there are several
+// nodes, and whose other axes have the nodes: one axis, two, three, up to as
+// many as there are factors.
 std::vector<std::vector<int>> Shapes(const Layout& layout) {
   const bool several_nodes = layout.nodes > 1;
   const int others = several_nodes ? layout.nodes : layout.ranks_per_node;
@@ -93,7 +95,8 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   return blocks * seconds;
 }
 
-// The slowest step of a ring over all ranks: all steps wait for it.
+// Returns the costs of the slowest step of a ring over all ranks, for which all
+// other steps wait.
 LinkCosts SlowestOfRing(const Layout& layout, const Costs& costs) {
   if (layout.nodes == 1) return costs.within;
   if (layout.ranks_per_node == 1) return costs.across;
@@ -119,9 +122,14 @@ double GridSeconds(const std::vector<int>& shape, const Layout& layout,
 
 Costs Costs::Typical(int ranks_per_node) {
   Costs costs;
+  constexpr double kLatencySeconds = 20e-6, kBytesPerSecond = 12.5e9;
   costs.within = {2e-6, 1 / 8e9};
-  costs.across = {20e-6, 1 / 12.5e9};
-  costs.shared_across = {20e-6, ranks_per_node / 12.5e9};
+  // One step in `ranks_per_node` crosses to another node.
+  costs.across = {
+      ((ranks_per_node - 1) * costs.within.latency_seconds + kLatencySeconds) /
+          ranks_per_node,
+      1 / kBytesPerSecond};
+  costs.shared_across = {kLatencySeconds, ranks_per_node / kBytesPerSecond};
   costs.reduce_seconds_per_byte = 1 / 10e9;
   return costs;
 }

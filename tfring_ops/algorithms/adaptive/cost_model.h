@@ -24,19 +24,24 @@ struct LinkCosts {
 };
 
 struct Costs {
-  LinkCosts within;         // between ranks of a node, all of them at once
-  LinkCosts across;         // between nodes, one rank of each at once
-  LinkCosts shared_across;  // between nodes, for each rank, all of them at once
+  LinkCosts within;  // between ranks of a node while all communicate
+  // A ring over all ranks of several nodes: the mean latency of its steps,
+  // because a rank waits for its predecessor and not for the slowest link, and
+  // the bandwidth of a link between nodes.
+  LinkCosts across;
+  // Between nodes, per rank, while all of them communicate.
+  LinkCosts shared_across;
   double reduce_seconds_per_byte = 0;
 
-  // Shared memory, and 100 Gbit/s that one rank of a node can fill.
+  // Costs of shared memory, and of a link of 100 Gbit/s that one rank of a node
+  // can saturate.
   static Costs Typical(int ranks_per_node);
 };
 
-// The places of the ranks.
+// How ranks are placed on nodes.
 struct Layout {
-  // Nodes with different numbers of ranks are as many nodes of one rank: there
-  // is no grid that fits them.
+  // Nodes with different numbers of ranks count as one node per rank, because
+  // no grid fits them.
   static Layout Of(const Transport& transport);
 
   int ranks() const { return nodes * ranks_per_node; }
@@ -47,25 +52,25 @@ struct Layout {
 
 // An algorithm for an allreduce, and its shape.
 struct AllreducePlan {
-  // "ring", "hierarchical 8 x 16", ...: the name in messages.
+  // The name in messages, such as "ring" or "hierarchical 8 x 16".
   std::string Name() const;
 
   AllreduceAlgorithm algorithm = AllreduceAlgorithm::kRing;  // never kAuto
-  std::vector<int> shape;  // of the grid of kHierarchical
+  std::vector<int> shape;  // the shape of the grid, for kHierarchical
 };
 
-// All that a layout allows, of `algorithm` if it is not kAuto.  Never empty: a
-// ring is always possible, and takes the place of an impossible grid; with one
-// rank it is the only plan.
+// Returns the plans that a layout allows: those of `algorithm`, unless it is
+// kAuto.  There is always one, because a ring is possible everywhere and
+// replaces an impossible grid.  With one rank the ring is the only plan.
 std::vector<AllreducePlan> Plans(const Layout& layout,
                                  AllreduceAlgorithm algorithm);
 
 double PredictSeconds(const AllreducePlan& plan, const Layout& layout,
                       const Costs& costs, int64_t bytes);
 
-// The first of `plans` that is as fast as the fastest, or nearly so: for many
-// bytes that is the ring, as its blocks stay in cache.
-// REQUIRES: not empty.
+// Returns the first of `plans` that is within a margin of the fastest.  For
+// many bytes that is the ring, whose blocks stay in cache.
+// REQUIRES: `plans` is not empty.
 const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,
                              const Layout& layout, const Costs& costs,
                              int64_t bytes);
