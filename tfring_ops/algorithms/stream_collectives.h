@@ -28,13 +28,13 @@ class StreamCollectives {
  public:
   virtual ~StreamCollectives() = default;
 
-  // Returns true if Allreduce, StagedAllreduce and ReduceScatterOwn take such
-  // elements and `op`: the same on every rank.  The remaining functions take
-  // all.
+  // Returns true if Allreduce, StagedAllreduce and ReduceScatterOwn accept
+  // elements of this type and `op`.  The answer is the same on every rank.  The
+  // other functions accept every type.
   virtual bool Reduces(DataType dtype, ReduceOp op) const = 0;
 
-  // The same as RingAllreduce, StagedRingAllreduce, RingReduceScatterOwn,
-  // RingAllgather and RingBroadcast.
+  // These have the contracts of RingAllreduce, StagedRingAllreduce,
+  // RingReduceScatterOwn, RingAllgather and RingBroadcast.
   virtual absl::Status Allreduce(const RingBuffers& buffers) = 0;
   virtual absl::Status StagedAllreduce(const RingBuffers& buffers,
                                        absl::Span<std::byte> stage,
@@ -45,21 +45,21 @@ class StreamCollectives {
                                  absl::Span<const int64_t> bytes_of_rank) = 0;
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root) = 0;
 
-  // Has `done` called by Poll or Finish, when the stream has done all that
-  // anybody has asked it for so far.
+  // Registers `done`.  Poll or Finish calls it once the stream has completed
+  // all work that was enqueued before this call.
   virtual absl::Status Then(std::function<void()> done) = 0;
 
-  // How many of these are left to call.
+  // The number of registered functions that have not been called.
   virtual int left() const = 0;
 
   // Calls the functions that are due, in their order, and returns true if there
-  // are any.  An error, which may be another rank's or that the first one takes
-  // too long, is of all that are left.  Does not use the transport, and so may
-  // be called while another call waits.
+  // are any.  An error fails all functions that are left: this rank or another
+  // one has failed, or the first of them takes too long.  Poll does not use the
+  // transport, so it may be called while another call waits.
   virtual absl::StatusOr<bool> Poll() = 0;
 
-  // Returns when the stream has done all that it has been asked for, and calls
-  // those that are left.
+  // Returns when the stream has completed all its work, and calls the functions
+  // that are left.
   virtual absl::Status Finish() = 0;
 
   // Aborts the work in flight on the stream; its results are undefined.  Every

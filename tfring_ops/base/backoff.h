@@ -12,9 +12,9 @@
 namespace tfring {
 
 // Spins briefly, then yields the core, then sleeps: a short wait ends at once,
-// and a long one leaves the core to the computation.  A sleep is about a
-// sixteenth of the wait before it, so that a wait is not prolonged by more, nor
-// does a long one wake up often only to look.  One object per wait; not
+// and a long one leaves the core to the computation.  A sleep takes about a
+// sixteenth of the wait before it.  So it prolongs a wait by no more than that,
+// and a long wait seldom wakes up only to look.  Use one object per wait; not
 // thread-safe.
 class Backoff {
  public:
@@ -32,7 +32,7 @@ class Backoff {
     sleep_ = std::min(sleep_ + sleep_ / 16, kLongestSleep);
   }
 
-  // True now and then: time for checks that may be rare.
+  // Returns true in a few of the calls: for checks that may be rare.
   bool SeldomTurn() const { return pauses_ % 64 == 0; }
 
  private:

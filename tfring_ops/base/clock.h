@@ -18,8 +18,8 @@ class Clock {
   virtual ~Clock() = default;
 
   virtual time_point Now() const = 0;
-  // Returns when `changed` is notified, after `timeout`, or now and then before
-  // that.
+  // Returns when `changed` is notified or `timeout` has passed.  It may return
+  // earlier.
   virtual void WaitFor(std::condition_variable& changed,
                        std::unique_lock<std::mutex>& lock,
                        duration timeout) const = 0;

@@ -9,8 +9,9 @@
 
 namespace tfring {
 
-// Never destroys `value`: a peer or a GPU may still use its memory.  It can be
-// reached until the end, so a leak checker does not report it.
+// Never destroys `value`, because a peer or a GPU may still use its memory.
+// The value can be reached until the process ends, so a leak checker does not
+// report it.
 template <typename T>
 void KeepForever(T value) {
   static auto* const mutex = new std::mutex;

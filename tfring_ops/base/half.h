@@ -36,9 +36,9 @@ TFRING_ALWAYS_INLINE float FloatOf(uint32_t bits) {
   return value;
 }
 
-// value < limit ? below : otherwise, for values below 2^31.  Not written so,
-// because g++ makes branches of that, and a branch that holds float arithmetic,
-// which might trap, keeps a loop from being vectorised.
+// value < limit ? below : otherwise, for values below 2^31.  The expression
+// itself would not do: g++ makes a branch of it, and a branch with float
+// arithmetic, which might trap, keeps a loop from being vectorised.
 TFRING_ALWAYS_INLINE uint32_t SelectBelow(uint32_t value, uint32_t limit,
                                           uint32_t below, uint32_t otherwise) {
   // The sign of the difference, in every bit.
@@ -113,11 +113,13 @@ class Float16 {
     const uint32_t sign = (bits & 0x8000u) << 16;
     const uint32_t magnitude = bits & 0x7fffu;
 
-    // The exponent is first raised so far that infinity and NaN (31) become a
-    // float's (255), then brought down by arithmetic, which leaves them be.
+    // The exponent is first raised so far that infinity and NaN (31) become
+    // those of a float (255).  Arithmetic then brings it down, which leaves
+    // infinity and NaN unchanged.
     const uint32_t normal =
         BitsOf(FloatOf((magnitude << kShift) + kRebias + kRebias) * 0x1p-112f);
-    // Through int32_t, which every CPU converts to float in one instruction.
+    // Convert by way of int32_t, which every CPU converts to float in one
+    // instruction.
     const uint32_t subnormal =
         BitsOf(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
 

@@ -5,7 +5,7 @@
 
 namespace tfring {
 
-// One line on standard error.  Thread-safe.
+// Writes one line to standard error.  Thread-safe.
 void LogWarning(int rank, absl::string_view text);
 // Writes `text` only if TFRING_VERBOSE is set.
 void LogInfo(int rank, absl::string_view text);

@@ -10,7 +10,7 @@
 namespace tfring {
 namespace {
 
-// Far beyond any use.
+// A limit far beyond any use.
 constexpr int64_t kMostFusedBytes = int64_t{1} << 40;
 constexpr int64_t kMostSeconds = 1'000'000'000;
 

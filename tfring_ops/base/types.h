@@ -46,7 +46,7 @@ inline constexpr int kDataTypeCount = TFRING_FOR_EACH_DTYPE(TFRING_COUNT);
 inline constexpr int kReductionCount = TFRING_FOR_EACH_REDUCTION(TFRING_COUNT);
 #undef TFRING_COUNT
 
-// How the ranks do an allreduce; kAuto: as the cost model says.
+// The algorithm of an allreduce; kAuto leaves the choice to the cost model.
 enum class AllreduceAlgorithm : uint8_t {
   kAuto,
   kRing,
@@ -54,20 +54,20 @@ enum class AllreduceAlgorithm : uint8_t {
   kRecursiveDoubling,
 };
 
-// A run of elements [offset, offset + count) of a buffer.
+// The elements [offset, offset + count) of a buffer.
 struct Range {
   int64_t offset = 0;
   int64_t count = 0;
 };
 
-// Returns true if floats of `dtype` may travel, and be reduced, as `wire`:
-// unchanged, or float32 and float64 as float16 or bfloat16.
+// Returns true if floats of `dtype` may be sent and reduced as `wire`: as their
+// own type, or float32 and float64 as float16 or bfloat16.
 bool CanTravelAs(DataType dtype, DataType wire);
 
 // The size of one element.
 int64_t SizeInBytes(DataType dtype);
 
-// "float32", "average", ...: the words of error messages.
+// The names in error messages, such as "float32" or "average".
 const char* Name(DataType dtype);
 const char* Name(ReduceOp op);
 const char* Name(AllreduceAlgorithm algorithm);

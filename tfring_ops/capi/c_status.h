@@ -10,8 +10,8 @@
 
 namespace tfring {
 
-// Returns work(), or `otherwise` after an exception of the C++ library: no
-// memory, no thread.
+// Returns work(), or `otherwise` if the C++ library throws, for want of memory
+// or threads.
 template <typename Result, typename Work>
 Result RunOr(Result otherwise, const Work& work) noexcept {
   try {
@@ -21,7 +21,7 @@ Result RunOr(Result otherwise, const Work& work) noexcept {
   }
 }
 
-// The same without a result.
+// Calls work(), and ignores an exception.
 template <typename Work>
 void RunAnyway(const Work& work) noexcept {
   RunOr(false, [&] {
@@ -30,8 +30,8 @@ void RunAnyway(const Work& work) noexcept {
   });
 }
 
-// Returns nullptr if work() is OK, else its message, which lives until the same
-// thread's next call.  An exception becomes an error.
+// Returns nullptr if work() is OK, and otherwise its message, which is valid
+// until the same thread's next call.  An exception becomes an error.
 template <typename Work>
 const char* RunAsCStatus(const Work& work) noexcept {
   return RunOr("out of memory", [&]() -> const char* {
@@ -49,8 +49,8 @@ const char* RunAsCStatus(const Work& work) noexcept {
   });
 }
 
-// Returns the text that work() makes, which lives until the same thread's next
-// call of this; after an exception none.
+// Returns the text that work() makes, which is valid until the same thread
+// calls this again.  After an exception the text is empty.
 template <typename Work>
 const char* RunAsText(const Work& work) noexcept {
   return RunOr("", [&]() -> const char* {

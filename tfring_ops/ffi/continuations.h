@@ -16,7 +16,8 @@ namespace tfring {
 // Thread-safe.
 class Continuations {
  public:
-  // Lives for ever, as its threads do.
+  // Returns the process's object, which is never destroyed, and neither are its
+  // threads.
   static Continuations& Global();
 
   // Runs `work` on one of the threads, as soon as one is free.

@@ -48,7 +48,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Which handles are in flight on GPUs.  Thread-safe.
+// The handles that are in flight on GPUs.  Thread-safe.
 class InFlight {
  public:
   using Pointers = std::vector<const void*>;
@@ -58,7 +58,7 @@ class InFlight {
     return in_flight;
   }
 
-  // The handle of the last Start on `stream`, if it has not been taken.
+  // Returns the handle of the last Start on `stream` that has not been taken.
   Handle Last(void* stream) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = last_.find(stream);
@@ -71,8 +71,8 @@ class InFlight {
     by_buffers_[buffers].push_back({stream, handle});
   }
 
-  // Takes the newest Start with these buffers: an earlier one belonged to a
-  // program that failed.
+  // Takes the newest Start with these buffers: an older one belonged to a
+  // program that has failed.
   std::optional<Handle> Take(void* stream, const Pointers& buffers) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = by_buffers_.find(buffers);
@@ -87,7 +87,7 @@ class InFlight {
     return handle;
   }
 
-  // Takes all Starts on `stream`: its program fails.
+  // Takes all Starts on `stream`, because its program fails.
   std::vector<Handle> TakeAll(void* stream) {
     std::lock_guard<std::mutex> lock(mutex_);
     last_.erase(stream);
@@ -117,16 +117,18 @@ class InFlight {
   std::map<Pointers, std::vector<Started>> by_buffers_;
 };
 
-// The program of a call that fails for `reason` ends, and its buffers with it.
+// Fails a call for `reason`: its program ends, and its buffers are freed.
 absl::Status Fail(const absl::Status& reason, void* stream) {
   for (const Handle handle : InFlight::Global().TakeAll(stream)) {
-    FailAfterChain(reason, handle, stream).IgnoreError();  // It is `reason`.
+    // It returns `reason`.
+    FailAfterChain(reason, handle, stream).IgnoreError();
   }
   return reason;
 }
 
-// The ordinal of the GPU in the process.  XLA does not pass it before
-// TensorFlow 2.19; it is then the first GPU, which tfringrun gives each rank.
+// Returns the ordinal of the GPU in the process.  Before TensorFlow 2.19 XLA
+// does not pass it; it is then that of the first GPU, the one that tfringrun
+// gives each rank.
 template <typename T, typename = void>
 struct Ordinal {
   using Context = ffi::PlatformStream<void*>;
@@ -170,8 +172,9 @@ ffi::Error Start(void* stream, Device device, ffi::RemainingArgs args,
   return ToXla(status.ok() ? status : Fail(status, stream));
 }
 
-// Waits until the engine has asked its stream for everything, and has XLA's
-// wait for that; XLA enqueues nothing meanwhile, but enqueued work continues.
+// Waits until the engine has enqueued all its work, and makes XLA's stream wait
+// for the engine's.  Meanwhile XLA enqueues nothing, but work that is enqueued
+// continues.
 absl::Status Collect(void* stream, ffi::RemainingArgs args,
                      ffi::RemainingRets rets) {
   TFRING_ASSIGN_OR_RETURN(const InPlaceCall call,

@@ -6,11 +6,12 @@ namespace tfring {
 
 inline constexpr char kStartCall[] = "tfring_start";
 inline constexpr char kDoneCall[] = "tfring_done";
-// On the host alone.
+// This call exists on the host alone.
 inline constexpr char kReadCall[] = "tfring_read";
 inline constexpr char kWriteCall[] = "tfring_write";
 
-// On GPUs, the value of a Start's attribute `place` with this meaning.
+// The value of a Start's attribute `place` if it is the first of its chain, on
+// GPUs.
 inline constexpr char kFirstOfChain[] = "first";
 
 }  // namespace tfring

@@ -58,7 +58,8 @@ void Fulfil(ffi::Promise& promise, const absl::Status& status) {
 
 // Returns a future, so that no thread of XLA is blocked meanwhile.
 ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  // Shared: the first versions of a Promise cannot be copied.
+  // The promise is shared because the first versions of Promise cannot be
+  // copied.
   auto promise = std::make_shared<ffi::Promise>();
   ffi::Future future(*promise);
   absl::StatusOr<InPlaceCall> call = InPlaceCall::Decode(args, rets);
@@ -77,7 +78,8 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return future;
 }
 
-// The address of the `share` of a buffer, from the element `begin` on.
+// Returns the address of the elements of `share` in a buffer, from element
+// `begin` on.
 absl::StatusOr<std::byte*> Place(ffi::AnyBuffer whole, ffi::AnyBuffer share,
                                  int64_t begin) {
   const int64_t count = share.element_count();

@@ -12,7 +12,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// An error if XLA gave a result another place than the operand that it aliases.
+// Returns an error if XLA has put a result elsewhere than the operand that it
+// aliases.
 absl::Status CheckInPlace(const void* operand, const void* result) {
   if (operand == result) return absl::OkStatus();
   return absl::InternalError(
@@ -20,8 +21,8 @@ absl::Status CheckInPlace(const void* operand, const void* result) {
       "your version of TensorFlow; jit_compile=False avoids it.");
 }
 
-// Null for an empty buffer: XLA may exchange one empty value for another, and
-// no memory is written.
+// Returns null for an empty buffer:  XLA may exchange one empty value for
+// another, and no memory is written.
 void* AddressOf(const ffi::AnyBuffer& buffer) {
   return buffer.element_count() == 0 ? nullptr : buffer.untyped_data();
 }
@@ -32,8 +33,8 @@ absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
   return absl::InternalError(value.error().message());
 }
 
-// For a Done: the engine writes to `outputs`, and XLA continues with the data
-// at `addresses`.
+// Compares the addresses of a Done: the engine writes to `outputs`, and XLA
+// continues with the data at `addresses`.
 absl::Status CheckAllInPlace(const std::vector<const void*>& outputs,
                              const std::vector<const void*>& addresses) {
   if (outputs.size() != addresses.size()) {
@@ -47,7 +48,7 @@ absl::Status CheckAllInPlace(const std::vector<const void*>& outputs,
 
 }  // namespace
 
-// The numbers of the codes are the same, gRPC's.
+// Both use the numbers of gRPC's codes.
 ffi::Error ToXla(const absl::Status& status) {
   return ffi::Error(static_cast<ffi::ErrorCode>(status.raw_code()),
                     std::string(status.message()));

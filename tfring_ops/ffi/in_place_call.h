@@ -15,34 +15,35 @@ namespace tfring {
 
 xla::ffi::Error ToXla(const absl::Status& status);
 
-// The operands and results of a call: buffers in place; int64s.
+// The operands and results of a call: buffers, which are in place, and int64
+// handles.
 struct InPlaceCall {
   static absl::StatusOr<InPlaceCall> Decode(
       const xla::ffi::RemainingArgs& args, const xla::ffi::RemainingRets& rets);
 
-  // The entry of a Start.
+  // Returns the entry of a Start.
   absl::StatusOr<TensorEntry> Entry(CollectiveRequest request) const;
 
-  // Collects a Done's `handle`; see Handles::Take.  An error if XLA has moved a
-  // buffer, now or since the Start.
+  // Collects the `handle` of a Done; see Handles::Take.  The outcome is an
+  // error if XLA has moved a buffer, now or since the Start.
   std::optional<Outcome> Collect(Handle handle, void* stream,
                                  Handles::Callback callback) const;
 
-  // The addresses of the buffers; null for an empty one.
+  // Returns the addresses of the buffers, and null for an empty one.
   std::vector<const void*> Addresses() const;
 
-  // An error if XLA gave a result another place than the operand that it
+  // An error if XLA has put a result elsewhere than the operand that it
   // aliases.
   absl::Status moved;
-  std::vector<xla::ffi::AnyBuffer> buffers;  // valid in the call alone
-  // In the platform's memory.
+  std::vector<xla::ffi::AnyBuffer> buffers;  // valid during the call
+  // The handles are in the platform's memory.
   std::vector<const Handle*> handles;
   Handle* result;
 };
 
-// Returns `reason`, for which a call fails, when the chain of `handle` is over:
-// XLA then frees the program's buffers.  See Note [A failure waits for its
-// chain] in runtime/handles.cc.
+// Waits until the chain of `handle` is complete, and returns `reason`, for
+// which a call fails:  XLA then frees the program's buffers.  See Note [A
+// failure waits for its chain] in runtime/handles.cc.
 absl::Status FailAfterChain(const absl::Status& reason, Handle handle,
                             void* stream);
 

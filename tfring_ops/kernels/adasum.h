@@ -9,7 +9,7 @@
 
 namespace tfring {
 
-// float16, bfloat16, float32 and float64.
+// Returns true for float16, bfloat16, float32 and float64.
 bool HasAdasum(DataType dtype);
 
 // dst = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b

@@ -104,8 +104,8 @@ class CpuLoops {
   static constexpr double kForgiven =
       2 * std::numeric_limits<double>::epsilon();
 
-  // One byte that may hold anything: to read a `bool` that is neither 0 nor 1
-  // is undefined.
+  // A byte of any value.  It is undefined to read a `bool` that is neither 0
+  // nor 1.
   class Bool {
    public:
     Bool() = default;
@@ -172,7 +172,9 @@ class CpuLoops {
     static bool Apply(bool a, bool b) { return a & b; }
   };
 
-  // `|` rather than `||`, which would be a branch, and not what Floats have.
+  // The operator is `
+  // `, because `
+  // ` would be a branch, which Floats do not have.
   struct Minimum {
     template <typename T>
     static T Apply(T a, T b) {
@@ -233,7 +235,7 @@ class CpuLoops {
   static constexpr bool kIsHalf =
       std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
-  // CanTravelAs, but for one type as itself.
+  // CanTravelAs, without the pairs of one type.
   template <typename T, typename Wire>
   static constexpr bool kTravelsAs =
       std::is_floating_point_v<T> && kIsHalf<Wire>;
@@ -300,7 +302,7 @@ class CpuLoops {
     }
   }
 
-  // kBlock integers of at most 32 bits, in small steps, each of which the
+  // Scales kBlock integers of at most 32 bits in small steps, each of which the
   // compiler can vectorise.
   template <typename T>
   static void ScaleBlock(T* dst, const T* src, double factor) {
@@ -343,7 +345,7 @@ class CpuLoops {
     return values < kHighest ? values : zero + kHighest;
   }
 
-  // An integer of 64 bits may be too large for kForgiven to be less than 1.
+  // A 64-bit integer may be too large for kForgiven to be less than 1.
   static double Forgive(double value) {
     // Doubles from 2^52 on are whole: so the addition rounds, to nearest even,
     // and larger values need no rounding.
@@ -362,8 +364,8 @@ class CpuLoops {
       using Limits = std::numeric_limits<T>;
       constexpr T kLowest = Limits::lowest();
       constexpr T kHighest = Limits::max();
-      // The lowest value of 64 bits is a double; the highest is not, but one
-      // more than it is.
+      // The lowest 64-bit value is a double.  The highest is not; the double
+      // after it is one larger.
       constexpr auto kBegin = static_cast<double>(kLowest);
       constexpr double kEnd =
           2.0 * static_cast<double>(uint64_t{1} << (Limits::digits - 1));

@@ -14,20 +14,23 @@
 
 namespace tfring {
 
-// The functions of kernels.h.  Functions rather than a class: a class would
-// bring a unit things that the linker shares between units (cpu_loops.h).
+// The functions of kernels.h for some CPUs.  They are function pointers,
+// because the linker would share the parts of a class between compilation units
+// (cpu_loops.h).
 struct CpuVariant {
   const char* name;
   void (*reduce)(void* dst, const void* a, const void* b, int64_t count,
                  DataType dtype, ReduceOp op);
   void (*scale)(void* dst, const void* src, int64_t count, DataType dtype,
                 double factor);
-  // dst[i] = src[i], of two types of which one can travel as the other.
+  // dst[i] = src[i], between two types for which CanTravelAs holds in one
+  // direction.
   void (*convert)(void* dst, DataType to, const void* src, DataType from,
                   int64_t count);
 };
 
-// The variants that this CPU can run, fastest first.  The last runs on any.
+// Returns the variants that this CPU can run, fastest first.  The last one runs
+// on every CPU.
 std::vector<const CpuVariant*> SupportedCpuVariants();
 
 // The variants depend on the architecture.

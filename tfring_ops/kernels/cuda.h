@@ -26,15 +26,17 @@ namespace tfring {
 class CudaDriver;
 class CudaKernels;
 
-// The CUDA that the driver serves: "12.4".  Unavailable, with the reason, where
-// there is no driver.
+// Returns the version of CUDA that the driver supports, such as "12.4".
+// Unavailable, with the reason, if there is no driver.
 absl::StatusOr<std::string> CudaDriverVersion();
 
-// How many there are.  Unavailable, with the reason, where there is no driver.
+// Returns the number of GPUs.  Unavailable, with the reason, if there is no
+// driver.
 absl::StatusOr<int> CudaDeviceCount();
 
-// The GPU that this process has used, by whatever library, or else its first
-// one.  Unavailable, with the reason, where there is no driver.
+// Returns the GPU that this process has used, by whatever library, or the first
+// one if it has used none.  Unavailable, with the reason, if there is no
+// driver.
 absl::StatusOr<int> CudaDeviceInUse();
 
 // Note [Waits of the driver]
@@ -55,8 +57,8 @@ absl::StatusOr<int> CudaDeviceInUse();
 //
 // To destroy a stream or an event waits for nothing.
 
-// A GPU and one stream on it.  Thread-safe but for kernels(), WaitBy and
-// Abandon, which belong to the thread that owns the stream.
+// A GPU and one stream on it.  Thread-safe, except kernels(), WaitBy and
+// Abandon, which only the thread that owns the stream may call.
 class CudaDevice {
  public:
   // Unavailable, with the reason, where there is no driver or no such GPU.
@@ -69,35 +71,38 @@ class CudaDevice {
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }  // "NVIDIA H200"
   int64_t memory_bytes() const { return memory_bytes_; }
-  // The same in all processes that see this GPU.
+  // Identifies this GPU in all processes that see it.
   const std::array<char, 16>& uuid() const { return uuid_; }
   CUctx_st* context() const { return context_; }
   void* stream() const { return stream_; }
 
-  // They work on the stream and return before the GPU has done it.  Their
-  // Synchronize waits for nothing; it returns the first error of a launch.
+  // Kernels that enqueue work on the stream and return before the GPU has
+  // completed it.  Their Synchronize does not wait; it returns the first error
+  // of a launch.
   const Kernels& kernels() const;
 
-  // Between host memory and the GPU's, in the order of the stream.  Return when
-  // it is done, and have no deadline: for a stream that waits for no rank.
+  // Copy between host memory and the GPU's, in the order of the stream.  They
+  // return when the copy is complete, and have no deadline: the stream must not
+  // wait for another rank.
   absl::Status Upload(void* device, const void* host, int64_t bytes) const;
   absl::Status Download(void* host, const void* device, int64_t bytes) const;
 
   // Returns OK if some of its memory can be exported to other processes.
   absl::Status TryExport() const;
 
-  // Returns when the stream has done everything, without a deadline: for one
-  // that waits for no rank, or whose transport has been aborted and has
-  // abandoned nothing.
+  // Returns when the stream is idle, and has no deadline.  So the stream must
+  // wait for no rank, or its transport must have been aborted without
+  // abandoning anything.
   absl::Status Finish() const;
 
-  // From now on the stream may wait for other ranks, and `wait` returns when
-  // its work and the work of the streams beside it has ended, or an error if it
-  // cannot: then they do not wait for ranks any more, or Abandon has been
-  // called.  Null: it no longer does.  See Note [Waits of the driver].
+  // From now on the stream may wait for other ranks.  `wait` returns when the
+  // work of this stream and of those beside it has ended; if it cannot end,
+  // `wait` returns an error, after which the streams wait for no rank, or
+  // Abandon has been called.  With null, the stream no longer waits for ranks.
+  // See Note [Waits of the driver].
   void WaitBy(std::function<absl::Status()> wait) const;
-  // The stream may never become idle: nothing is freed from now on, not even
-  // with the device.
+  // Says that the stream may never become idle.  From now on nothing is freed,
+  // not even with the device.
   void Abandon() const;
 
  private:
@@ -106,7 +111,7 @@ class CudaDevice {
 
   const CudaDriver& driver_;
   const int ordinal_;
-  int device_ = 0;  // its CUdevice
+  int device_ = 0;  // the CUdevice
   std::string name_;
   int64_t memory_bytes_ = 0;
   std::array<char, 16> uuid_{};
@@ -115,28 +120,30 @@ class CudaDevice {
   std::unique_ptr<CudaKernels> kernels_;
 };
 
-// A moment in the order of a stream, for other streams and the host to wait
-// for.  One thread at a time; with Record on one thread and Await or Wait on
-// another, something else says that Record has returned.
+// A point in the order of a stream, for which other streams and the host can
+// wait.  Not thread-safe: a thread that calls Await or Wait must know that
+// Record has returned on another.
 class CudaEvent {
  public:
   static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(
       const CudaDevice& device);
-  // On GPU `ordinal`; its primary context is kept for ever, and no kernels are
-  // loaded for it.
+  // Creates an event on GPU `ordinal`.  The GPU's primary context is never
+  // released, and no kernels are loaded.
   static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(int ordinal);
   ~CudaEvent();
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
-  // The moment at which `stream` has completed all work enqueued so far.
+  // Sets the event to all work that has been enqueued on `stream` so far.
   absl::Status Record(void* stream);
-  // Work enqueued on `stream` from now on waits for that moment.
+  // Makes work that is enqueued on `stream` from now on wait for the recorded
+  // work.
   absl::Status Await(void* stream) const;
-  // Returns true if that moment has come.
+  // Returns true if the recorded work is complete.
   absl::StatusOr<bool> Done() const;
-  // Returns when that moment has come, and sleeps until then: not for a thread
-  // whose streams may wait for other ranks; see Note [Waits of the driver].
+  // Sleeps until the recorded work is complete.  It may not be called on a
+  // thread whose streams may wait for other ranks; see Note [Waits of the
+  // driver].
   absl::Status Wait() const;
 
  private:
@@ -149,19 +156,19 @@ class CudaEvent {
 };
 
 // A stream for copies between the GPU and pinned memory of the host, at the
-// highest priority.  Its GPU's primary context is kept for ever, and no kernels
-// are loaded for it.  Thread-safe.
+// highest priority.  The GPU's primary context is never released, and no
+// kernels are loaded.  Thread-safe.
 class CudaCopyStream {
  public:
   static absl::StatusOr<std::unique_ptr<CudaCopyStream>> CreateOn(int ordinal);
-  // Enqueued work is still done.
+  // The destructor does not cancel enqueued work.
   ~CudaCopyStream();
   CudaCopyStream(const CudaCopyStream&) = delete;
   CudaCopyStream& operator=(const CudaCopyStream&) = delete;
 
   void* stream() const { return stream_; }
 
-  // Return before the GPU has done it.
+  // Enqueue a copy, and return before the GPU has done it.
   absl::Status Upload(void* device, const void* pinned, int64_t bytes) const;
   absl::Status Download(void* pinned, const void* device, int64_t bytes) const;
 
@@ -173,11 +180,12 @@ class CudaCopyStream {
   CUstream_st* const stream_;
 };
 
-// Pinned memory of the host, for copies to and from any GPU.  GPU `ordinal` may
-// be any one that is in use; its primary context is kept for ever.
+// Allocates pinned memory of the host, for copies to and from any GPU.
+// `ordinal` is any GPU in use; its primary context is never released.
 absl::StatusOr<void*> AllocatePinned(int ordinal, int64_t bytes);
-// Waits until GPUs have done all enqueued work: not for a thread with streams
-// that may wait for other ranks; see Note [Waits of the driver].
+// Waits until GPUs have done all enqueued work.  It may not be called on a
+// thread whose streams may wait for other ranks; see Note [Waits of the
+// driver].
 void FreePinned(int ordinal, void* memory);
 
 }  // namespace tfring

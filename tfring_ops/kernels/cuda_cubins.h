@@ -11,15 +11,15 @@
 namespace tfring {
 
 struct CudaCubin {
-  int capability;     // that it was made for: 80 is 8.0
-  const void* image;  // as cuModuleLoadData takes it
+  int capability;     // the compute capability it was made for: 80 is 8.0
+  const void* image;  // the argument for cuModuleLoadData
 };
 
-// The built-in code, in the order of capabilities; may be none.
+// The built-in code, in the order of capabilities.  There may be none.
 absl::Span<const CudaCubin> CudaCubins();
 
-// The last of `cubins` that runs on GPUs of that capability: of the same
-// generation, and no newer.  Null if there is none.
+// Returns the last of `cubins` that runs on GPUs of this capability, that is of
+// the same generation and no newer, or null if there is none.
 inline const CudaCubin* CubinFor(int capability,
                                  absl::Span<const CudaCubin> cubins) {
   const CudaCubin* found = nullptr;

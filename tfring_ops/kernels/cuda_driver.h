@@ -46,7 +46,7 @@ inline constexpr uint32_t kCudaWriteValue32 = 2;
 inline constexpr int kCudaAttributeCapabilityMajor = 75;
 inline constexpr int kCudaAttributeCapabilityMinor = 76;
 
-// CUstreamBatchMemOpParams of those two.
+// The CUstreamBatchMemOpParams of these two operations.
 struct CudaStreamOperation {
   uint32_t operation;
   CUdeviceptr address;
@@ -62,12 +62,12 @@ static_assert(sizeof(CudaStreamOperation) == 48 &&
 
 class CudaDriver {
  public:
-  // The one of this process, which lives for ever.  Unavailable, with the
-  // reason, where there is none.
+  // Returns the process's driver, which is never destroyed.  Unavailable, with
+  // the reason, if there is none.
   static absl::StatusOr<const CudaDriver*> Get();
 
-  // A function of the driver: called, it gives a Status with the driver's own
-  // name and words for the error.
+  // A function of the driver.  A call returns a Status with the driver's own
+  // name and text for an error.
   template <typename... Parameters>
   class Function {
    public:
@@ -80,7 +80,7 @@ class CudaDriver {
     absl::Status operator()(Parameters... parameters) const {
       return driver_.Check(function_(parameters...), name_);
     }
-    // The raw result, for callers that tell results apart.
+    // Returns the raw result, for callers that distinguish results.
     int Result(Parameters... parameters) const {
       return function_(parameters...);
     }
@@ -91,7 +91,7 @@ class CudaDriver {
     int (*const function_)(Parameters...);
   };
 
-  // OK for kCudaSuccess.
+  // Returns OK for kCudaSuccess.
   absl::Status Check(int result, absl::string_view function) const;
 
  private:
@@ -99,7 +99,7 @@ class CudaDriver {
   void* Find(const char* name);
 
   void* const library_;
-  const char* missing_ = nullptr;  // the first that was not found
+  const char* missing_ = nullptr;  // the first function that was not found
 
  public:
 #define TFRING_CUDA_FUNCTION(name, ...) \
@@ -180,7 +180,8 @@ inline void* DeviceMemory(CUdeviceptr address) {
 // backpropagation's kernels that wait for a place on the GPU.
 absl::Status CreateStream(const CudaDriver& driver, CUstream* stream);
 
-// Makes a context the calling thread's while it lives.
+// Makes a context current on the calling thread for the lifetime of this
+// object.
 class CudaScope {
  public:
   CudaScope(const CudaDriver& driver, CUcontext context)

@@ -24,14 +24,14 @@
 
 namespace tfring {
 
-// cuda_kernels.ptx, zero-terminated.
+// The text of cuda_kernels.ptx, zero-terminated.
 extern "C" const char tfring_cuda_ptx[];
 
 class CudaKernels final : public Kernels {
  public:
-  // Loads the kernels for a GPU of that capability (80 is 8.0), the calling
-  // thread's: its own code if that is built in; else, or if the driver does not
-  // take it, the driver compiles them.
+  // Loads the kernels for the calling thread's GPU, of this capability (80 is
+  // 8.0).  It takes the code that is built in for it.  Without such code, or if
+  // the driver refuses it, the driver compiles the PTX.
   // REQUIRES: `context` and `stream` outlive the kernels.
   static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(
       const CudaDriver& driver, CUcontext context, CUstream stream,
@@ -65,16 +65,16 @@ class CudaKernels final : public Kernels {
   absl::Status LoadModule(int capability);
   absl::Status CompileModule();
   absl::Status FindFunctions();
-  // The function that copies pieces so; copy_ counts bytes, the others
-  // elements.
+  // Returns the function that copies pieces of these types.  copy_ counts
+  // bytes, and the others count elements.
   CUfunction CopyFunction(DataType from, DataType to, double factor) const;
-  // With at most kMostBlocks blocks of threads.
+  // Launches a function with at most kMostBlocks blocks of threads.
   template <typename... Parameters>
   absl::Status Launch(CUfunction function, int64_t blocks,
                       Parameters&... parameters) const;
   absl::Status AdasumOnHost(void* dst, const void* a, const void* b,
                             int64_t count, DataType dtype) const;
-  // Calls ask(), which returns a Status, in the context.
+  // Calls ask(), which returns a Status, with the context current.
   template <typename Ask>
   void Do(const Ask& ask) const;
 
@@ -83,7 +83,7 @@ class CudaKernels final : public Kernels {
   const CUstream stream_;
   CUmodule module_ = nullptr;
   std::array<std::array<CUfunction, kReductionCount>, kDataTypeCount> reduce_{};
-  CUfunction copy_ = nullptr;  // of bytes
+  CUfunction copy_ = nullptr;  // copies bytes
   std::array<CUfunction, kDataTypeCount> scale_{};
   // Conversions from one type to another, where supported.
   std::array<std::array<CUfunction, kDataTypeCount>, kDataTypeCount> convert_{};

@@ -25,8 +25,8 @@ struct CudaPieces {
   long long tile_count;  // NOLINT(google-runtime-int): elements of a tile
   double factor;
 };
-// So long may the parameters of a kernel be: they are its own copy, and nobody
-// need keep the table.
+// The parameters of a kernel may have this size.  The driver copies them, so
+// nobody has to keep the table.
 static_assert(sizeof(CudaPieces) <= 4096, "too many pieces");
 
 }  // namespace tfring

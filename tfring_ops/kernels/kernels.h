@@ -19,8 +19,8 @@
 
 namespace tfring {
 
-// A run of elements that is to be somewhere else.  `to` may be `from`, of one
-// type, and may not overlap otherwise.
+// Elements to be copied.  `to` may equal `from` if the type stays; the two may
+// not overlap otherwise.
 struct CopyPiece {
   const void* from;
   void* to;
@@ -36,24 +36,24 @@ class Kernels {
                       DataType dtype, ReduceOp op) const = 0;
 
   // dst[i] = src[i] * factor, multiplied as double.  Integers are truncated and
-  // stop at the ends of their range; bool is left as it is.
+  // saturate; bool is not changed.
   virtual void Scale(void* dst, const void* src, int64_t count, DataType dtype,
                      double factor) const = 0;
   void Scale(void* data, int64_t count, DataType dtype, double factor) const {
     Scale(data, data, count, dtype, factor);
   }
 
-  // `dst` and `src` may be the same, and may not overlap otherwise.
+  // Copies `bytes`.  `dst` may equal `src`; the two may not overlap otherwise.
   virtual void Copy(void* dst, const void* src, int64_t bytes) const = 0;
 
-  // All pieces: elements of type `from` become elements of type `to`, rounded
-  // to nearest even (a float64 to float32 first), and are then scaled by
-  // `factor` as Scale does.
-  // REQUIRES: one of the two can travel as the other (CanTravelAs).
+  // Copies all pieces.  Elements of type `from` become elements of type `to`,
+  // rounded to nearest even (a float64 first to float32), and are then scaled
+  // by `factor` as Scale does.
+  // REQUIRES: CanTravelAs holds in one of the two directions.
   virtual void CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
                           DataType to, double factor) const = 0;
 
-  // From host memory, which is the caller's again when this returns.
+  // Copies from host memory, which the caller may reuse when this returns.
   virtual void Upload(void* dst, const void* host, int64_t bytes) const = 0;
 
   // dst = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b: see adasum.h.
@@ -61,24 +61,25 @@ class Kernels {
                       DataType dtype) const = 0;
 
   // Orders all work enqueued so far before all work that the transport of these
-  // kernels is given afterwards.  On the host it has landed in memory; on a
-  // device the stream that both work on keeps the order, and the host does not
-  // wait.  Returns the first error so far.
+  // kernels is given afterwards.  On the host the work is complete when this
+  // returns.  On a device the transport and the kernels share a stream, and the
+  // host does not wait.  Returns the first error so far.
   virtual absl::Status Synchronize() const = 0;
 
-  // Before somebody else asks for memory of the device: returns when no work
-  // enqueued so far waits for other ranks, or an error if some does.  See Note
-  // [Waits of the driver] in cuda.h; on the host there is none.
+  // Is called before somebody else allocates memory of the device.  Returns
+  // when no work enqueued so far waits for other ranks, or an error if some
+  // does.  See Note [Waits of the driver] in cuda.h.  The host has no such
+  // waits.
   virtual absl::Status AwaitWork() const = 0;
 
-  // Memory that the kernels work on fastest.  ResourceExhausted if there is no
-  // more.
+  // Returns memory that the kernels work on fastest.  ResourceExhausted if
+  // there is none left.
   virtual absl::StatusOr<void*> Allocate(int64_t bytes) const = 0;
   // Frees memory that Allocate has returned.
   virtual void Free(void* memory) const = 0;
 };
 
-// Lives for ever.
+// Returns the kernels of the CPU, which are never destroyed.
 const Kernels& CpuKernels();
 
 }  // namespace tfring

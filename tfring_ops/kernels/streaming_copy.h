@@ -6,9 +6,9 @@
 
 namespace tfring {
 
-// Like memcpy, with stores that bypass this core's caches, if the CPU has them:
-// no line of `dst` is fetched before it is written.  A thread that sees a later
-// store sees these stores, too.
+// Copies as memcpy does, with stores that bypass this core's caches if the CPU
+// has such stores: no line of `dst` is fetched before it is written.  A thread
+// that sees a later store sees these, too.
 // REQUIRES: `dst` is a multiple of 16.
 void StreamingCopy(void* dst, const void* src, size_t bytes);
 

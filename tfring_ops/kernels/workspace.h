@@ -22,8 +22,8 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // Returns at least `bytes`, which may be device memory.  The contents are
-  // lost if the workspace has to grow.
+  // Returns memory of at least `bytes`, which may be device memory.  The
+  // contents are lost if the workspace has to grow.
   absl::StatusOr<std::byte*> AtLeast(int64_t bytes) {
     if (bytes <= bytes_) return data_;
     Clear();
@@ -43,7 +43,7 @@ class Workspace {
     bytes_ = 0;
   }
 
-  // Never frees its memory, which somebody may still use.
+  // Never frees the memory from now on, because somebody may still use it.
   void Keep() {
     KeepForever(std::exchange(data_, nullptr));
     bytes_ = 0;

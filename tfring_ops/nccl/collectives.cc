@@ -23,8 +23,9 @@ namespace {
 
 constexpr int kNcclUint8 = 1;
 
-// In the order of ncclDataType_t and of ncclRedOp_t.  The rest goes round the
-// ring.  Not ncclAvg, which divides integers differently from the ring.
+// The types and reductions of NCCL, in the order of ncclDataType_t and
+// ncclRedOp_t.  The ring does all others.  ncclAvg is not among them, because
+// it divides integers differently from the ring.
 constexpr DataType kTypes[] = {DataType::kInt8,    DataType::kUint8,
                                DataType::kInt32,   DataType::kUint32,
                                DataType::kInt64,   DataType::kUint64,
@@ -40,7 +41,7 @@ std::optional<int> IndexIn(const T (&all)[N], T wanted) {
   return static_cast<int>(found - all);
 }
 
-// None for what NCCL does not add up.
+// Returns nothing for a type that NCCL does not reduce.
 std::optional<int> NcclType(DataType dtype) { return IndexIn(kTypes, dtype); }
 
 std::optional<int> NcclOp(ReduceOp op) {
@@ -193,9 +194,9 @@ class NcclCollectives final : public StreamCollectives {
 // A rank's message to all ranks before the decision.
 struct Introduction {
   bool has_nccl;
-  std::array<char, 400> reason;  // if it has not
+  std::array<char, 400> reason;  // why the rank cannot use NCCL
   std::array<char, 16> gpu;
-  NcclUniqueId id;  // rank 0's is everyone's
+  NcclUniqueId id;  // all ranks take that of rank 0
 };
 
 Introduction Introduce(const CudaDevice& device, int rank,
@@ -213,7 +214,7 @@ Introduction Introduce(const CudaDevice& device, int rank,
   return own;
 }
 
-// Why NCCL cannot serve these ranks: the first reason of all.
+// Returns OK if NCCL can serve these ranks, or the first rank's reason why not.
 absl::Status Suits(const std::vector<Introduction>& ranks,
                    const Transport& host) {
   for (int rank = 0; rank < host.size(); ++rank) {

@@ -13,13 +13,13 @@
 
 namespace tfring {
 
-// Null where the ring does the work.  Collective over the ranks of `host`, with
-// the same outcome on all: NCCL serves if each rank has it and a GPU for
-// itself.  If not, kNccl is an error that says why, and kAuto is the ring; it
-// is that, too, for one rank and for deterministic results.
-// `place` is that of these ranks' collectives among those of other process
+// Returns null where the ring does the work.  Collective over the ranks of
+// `host`, with the same result on all.  NCCL serves if each rank has it and a
+// GPU of its own.  If not, kNccl is an error that says why, and kAuto is the
+// ring.  kAuto is also the ring for one rank and for deterministic results.
+// `place` is the place of these ranks' collectives among those of other process
 // sets.
-// REQUIRES: `device` and `host` outlive it.
+// REQUIRES: `device` and `host` outlive the result.
 absl::StatusOr<std::unique_ptr<StreamCollectives>> MakeNcclCollectives(
     const CudaDevice& device, Transport& host, const Options& options,
     LaunchPlace place = {});

@@ -11,16 +11,16 @@
 namespace tfring {
 namespace {
 
-// A rank's message to all ranks about a step that all must take.
+// A rank's message to all ranks during a step that all take together.
 struct Word {
-  // kGivenUp: because another one has failed.
+  // kGivenUp: another rank has failed.
   enum class State { kBusy, kDone, kFailed, kGivenUp };
   State state = State::kBusy;
   std::array<char, 500> reason{};
 };
 
-// Calls `done` until it says so on every rank, or there is an error on one,
-// which is then everyone's.  No rank keeps waiting for a rank that has failed.
+// Calls `done` until it returns true on every rank, or an error on one, which
+// is then the error of all.  No rank keeps waiting for a rank that has failed.
 absl::Status UntilAllAreDone(
     Transport& host, const std::function<absl::StatusOr<bool>()>& done) {
   std::vector<Word> words(host.size());
@@ -127,8 +127,8 @@ NcclCommunicator::~NcclCommunicator() {
   if (place_.order != nullptr) place_.order->Forget(launched_);
   if (comm_ == nullptr) return;
   const CudaScope scope(driver_, device_.context());
-  // Settled, it has nothing left to wait for; and an abort ends its kernels by
-  // a flag that they look at, whatever the other ranks do.
+  // A settled communicator has nothing left to wait for.  An abort ends NCCL's
+  // kernels by a flag that they read, whatever the other ranks do.
   absl::Status status = nccl_.ncclCommFinalize(comm_);
   if (status.ok()) status = Settle();
   if (status.ok()) {
@@ -181,8 +181,8 @@ absl::StatusOr<bool> NcclCommunicator::Poll() {
   TFRING_RETURN_IF_ERROR(broken_);
   bool some_are_due = false;
   while (!marks_.empty()) {
-    // First: after an error of the communicator's nothing can be assumed of
-    // what was asked for, whatever the event says.
+    // Look for errors of the communicator first: after one nothing can be
+    // assumed of its work, whatever the event says.
     TFRING_RETURN_IF_ERROR(Settled().status());
     TFRING_ASSIGN_OR_RETURN(const bool is_due, marks_.front().event->Done());
     if (!is_due) {

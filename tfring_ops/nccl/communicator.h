@@ -30,8 +30,8 @@ namespace tfring {
 class NcclCommunicator {
  public:
   // Creates a communicator of the ranks of `host`, which launches in the order
-  // of `place`.  Collective over them, and an error of one is an error on all.
-  // No wait takes longer than `timeout_seconds` of its clock; 0 is no
+  // of `place`.  Collective over them, and an error of one rank is an error on
+  // all.  No wait takes longer than `timeout_seconds` of its clock; 0 means no
   // limit.
   // REQUIRES: the arguments outlive the communicator.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
@@ -42,8 +42,8 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Calls ask(nccl, comm, stream), which enqueues collectives that NCCL may do
-  // in any order, or at once.  Returns when they are enqueued on the stream.
+  // Calls ask(nccl, comm, stream), which enqueues collectives that NCCL may run
+  // in any order or at once.  Returns when they are on the stream.
   template <typename Ask>
   absl::Status Group(const Ask& ask) {
     TFRING_RETURN_IF_ERROR(broken_);
@@ -53,7 +53,7 @@ class NcclCommunicator {
     is_marked_ = false;
     TFRING_RETURN_IF_ERROR(nccl_.ncclGroupStart());
     const absl::Status asked = ask(nccl_, comm_, device_.stream());
-    // Also after an error: the group is the thread's.
+    // End the group after an error, too: it belongs to the thread.
     const absl::Status ended = nccl_.ncclGroupEnd();
     TFRING_RETURN_IF_ERROR(asked);
     TFRING_RETURN_IF_ERROR(ended);
@@ -71,7 +71,7 @@ class NcclCommunicator {
   void Abort(const absl::Status& reason);
 
  private:
-  // A moment in the order of the stream.
+  // A point in the order of the stream.
   struct Mark {
     std::unique_ptr<CudaEvent> event;
     std::function<void()> done;
@@ -86,7 +86,7 @@ class NcclCommunicator {
   // Returns true if NCCL's host code has finished its last call.
   absl::StatusOr<bool> Settled() const;
   absl::Status Settle();
-  // An error if that was too long ago.
+  // Returns an error if `since` is too long ago.
   absl::Status CheckWait(Clock::time_point since) const;
 
   const NcclLibrary& nccl_;
@@ -96,12 +96,13 @@ class NcclCommunicator {
   const LaunchPlace place_;
   const double timeout_seconds_;
   ncclComm_t comm_ = nullptr;
-  std::shared_ptr<CudaEvent> launched_;  // the last group
-  std::deque<Mark> marks_;               // that the stream has not come to
-  bool is_marked_ = true;                // the end of what NCCL was asked for
-  // When the stream could begin with the work before the first mark.
+  std::shared_ptr<CudaEvent> launched_;  // after the last group
+  std::deque<Mark> marks_;  // the points that the stream has not reached
+  bool is_marked_ = true;   // whether there is a mark after the last collective
+  // When the stream could begin the work before the first mark.
   Clock::time_point first_since_;
-  std::vector<std::unique_ptr<CudaEvent>> events_;  // of earlier marks
+  // Free events, of earlier marks.
+  std::vector<std::unique_ptr<CudaEvent>> events_;
   absl::Status broken_;
 };
 

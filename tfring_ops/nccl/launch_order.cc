@@ -18,7 +18,7 @@
 namespace tfring {
 namespace {
 
-// The highest of the ranks' numbers.
+// Returns the highest of the ranks' numbers.
 absl::StatusOr<int64_t> Highest(Transport& host, int64_t own) {
   auto number = std::make_unique<int64_t>(own);
   Workspace scratch(CpuKernels());
@@ -68,7 +68,7 @@ absl::StatusOr<LaunchOrder::Turn> LaunchOrder::Await(int process_set,
   if (!several_) return Turn();
   if (HasTurn(process_set)) return Turn(this, process_set, /*is_part=*/true);
   const int64_t proposal = Enter(process_set);
-  // Also to leave after an error.
+  // The turn leaves the queue after an error, too.
   Turn turn(this, process_set, /*is_part=*/false);
   TFRING_ASSIGN_OR_RETURN(const int64_t number, Highest(host, proposal));
   Agree(process_set, number);

@@ -49,11 +49,11 @@ namespace tfring {
 
 class LaunchOrder {
  public:
-  // The right to launch, until it ends.  One that is awaited within another of
-  // the same process set is a part of it.
+  // The right to launch, for the lifetime of this object.  A turn that is
+  // awaited within another of the same process set is a part of it.
   class Turn {
    public:
-    Turn() = default;  // there is one communicator, whose turn it always is
+    Turn() = default;  // there is one communicator, which always has the turn
     Turn(Turn&& other) noexcept
         : order_(std::exchange(other.order_, nullptr)),
           process_set_(other.process_set_),
@@ -63,10 +63,11 @@ class LaunchOrder {
       if (order_ != nullptr && !is_part_) order_->Leave(process_set_);
     }
 
-    // Work enqueued on `stream` from now on waits for the launch before.
+    // Makes work that is enqueued on `stream` from now on wait for the launch
+    // before.
     absl::Status Follow(void* stream) const;
-    // The work enqueued on `stream` so far is this launch; `event` is of its
-    // context.
+    // Says that the work enqueued on `stream` so far is this launch.  `event`
+    // belongs to the stream's context.
     absl::Status Launched(const std::shared_ptr<CudaEvent>& event,
                           void* stream) const;
 
@@ -80,42 +81,44 @@ class LaunchOrder {
     bool is_part_ = false;
   };
 
-  // From now on there are several communicators; before, a turn costs nothing.
-  // Each rank of a process set calls it at the same place among its launches.
+  // Says that there are several communicators from now on.  Before this call a
+  // turn costs nothing.  Each rank of a process set calls it at the same place
+  // among its launches.
   void Begin() { several_ = true; }
   bool begun() const { return several_; }
-  // Called before `event` is destroyed: a launch that it marked is over.
+  // Is called before `event` is destroyed: the launch that it marks is
+  // complete.
   void Forget(const std::shared_ptr<CudaEvent>& event);
 
-  // Returns when it is the turn of `process_set`, whose ranks are those of
-  // `host`.  Collective over them, unless there is one process set or this one
-  // has its turn.  No wait for a rank is longer than `timeout_seconds` of
-  // `clock`; 0 is no limit.
-  // REQUIRES: the order outlives the turn; a process set calls it on one thread
-  // at a time.
+  // Returns when `process_set` has the turn; its ranks are those of `host`.
+  // Collective over them, unless there is one process set or this one has the
+  // turn already.  No wait for a rank is longer than `timeout_seconds` of
+  // `clock`; 0 means no limit.
+  // REQUIRES: the order outlives the turn; a process set calls this on one
+  // thread at a time.
   absl::StatusOr<Turn> Await(int process_set, Transport& host,
                              double timeout_seconds,
                              const Clock& clock = SteadyClock());
 
  private:
   bool HasTurn(int process_set);
-  // Enters the queue with a proposal, which is returned.
+  // Enters the queue with a proposed number, and returns it.
   int64_t Enter(int process_set);
   void Agree(int process_set, int64_t number);
-  // Has the turn begin, if it is the first.
+  // Begins the turn if the process set is first in the queue.
   bool Begins(int process_set);
   void Leave(int process_set);
 
   std::atomic<bool> several_{false};
   std::mutex mutex_;
-  int64_t highest_ = 0;           // number seen
+  int64_t highest_ = 0;           // the highest number seen
   std::map<int, int64_t> queue_;  // numbers by process set
-  std::optional<int> has_turn_;   // who is first, once that is known
+  std::optional<int> has_turn_;   // the first process set, once that is known
   std::shared_ptr<CudaEvent> last_;
 };
 
-// A process set's place in the order.  Without one, it is the only one of the
-// process.
+// A process set's place in the order.  Without an order, the set is the only
+// one of the process.
 struct LaunchPlace {
   absl::StatusOr<LaunchOrder::Turn> Await(Transport& host,
                                           double timeout_seconds) const {
@@ -125,12 +128,13 @@ struct LaunchPlace {
 
   std::shared_ptr<LaunchOrder> order;
   int process_set = 0;
-  // For its ranks' waits; outlives them.
+  // The clock of its ranks' waits, which outlives them.
   const Clock* clock = &SteadyClock();
 };
 
-// For Lane::await_turn: waits for the turn of `place`, as LaunchOrder::Await.
-// REQUIRES: `host` outlives what is returned.
+// Returns the function for Lane::await_turn, which waits for the turn of
+// `place` as LaunchOrder::Await does.
+// REQUIRES: `host` outlives the result.
 std::function<absl::StatusOr<std::shared_ptr<void>>()> TakesTurns(
     LaunchPlace place, Transport& host, double timeout_seconds);
 

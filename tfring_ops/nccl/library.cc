@@ -11,12 +11,12 @@ namespace tfring {
 namespace {
 
 constexpr char kLibrary[] = "libnccl.so.2";
-// The first version with nonblocking calls: inside a blocking one, no rank
+// The first version with nonblocking calls: within a blocking call no rank
 // would notice that a peer is lost.
 constexpr int kLeastVersion = 21400;
 
-// The path of tensorflow[and-cuda]'s NCCL, beside TensorFlow's own directory;
-// "" if it has none.
+// Returns the path of the NCCL that tensorflow[and-cuda] installs beside
+// TensorFlow's own directory, or "" if there is none.
 std::string PackagedLibrary() {
   void* const framework =
       dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD);

@@ -21,34 +21,34 @@ namespace tfring {
 inline constexpr int kNcclSuccess = 0;
 inline constexpr int kNcclInProgress = 7;
 
-// The identifier of a communicator, the same on all its ranks.
+// Identifies a communicator on all its ranks.
 struct NcclUniqueId {
   char internal[128];
 };
 
-// The first members of ncclConfig_t: `size` and `version` say that there are no
-// more.
+// The first members of ncclConfig_t.  `size` and `version` tell NCCL that there
+// are no others.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = 21400;
   int blocking = 0;
-  int unset = INT_MIN;  // where 2.14 has nothing
+  int unset = INT_MIN;  // a gap in the struct of 2.14
 };
 
 class NcclLibrary {
  public:
-  // The process's library, which lives for ever: from TensorFlow's own package
-  // of NCCL if it is installed, else the loader's.  Unavailable, with the
-  // reason, where there is none.
+  // Returns the process's library, which is never destroyed: the one of
+  // TensorFlow's own NCCL package if that is installed, and otherwise the one
+  // that the loader finds.  Unavailable, with the reason, if there is none.
   static absl::StatusOr<const NcclLibrary*> Get();
 
-  // 22105 is 2.21.5.
+  // The version as a number: 22105 is 2.21.5.
   int version() const { return version_; }
   const std::string& path() const { return path_; }
 
-  // A function of NCCL's: it returns a Status with NCCL's own words for the
-  // error.  A call still in progress is OK: see communicator.h.
+  // A function of NCCL.  A call returns a Status with NCCL's own text for the
+  // error.  A call in progress is OK: see communicator.h.
   template <typename... Parameters>
   class Function {
    public:
@@ -61,7 +61,7 @@ class NcclLibrary {
     absl::Status operator()(Parameters... parameters) const {
       return library_.Check(function_(parameters...), name_);
     }
-    // For who does not mind.
+    // Returns the raw result, for callers that ignore errors.
     int Result(Parameters... parameters) const {
       return function_(parameters...);
     }
@@ -72,7 +72,7 @@ class NcclLibrary {
     int (*const function_)(Parameters...);
   };
 
-  // OK for kNcclSuccess and kNcclInProgress.
+  // Returns OK for kNcclSuccess and kNcclInProgress.
   absl::Status Check(int result, absl::string_view what) const;
 
  private:
@@ -80,7 +80,7 @@ class NcclLibrary {
   void* Find(const char* name);
 
   void* const library_;
-  const char* missing_ = nullptr;  // the first that was not found
+  const char* missing_ = nullptr;  // the first function that was not found
   int version_ = 0;
   std::string path_;
   const char* (*const get_error_string_)(int);
@@ -99,7 +99,8 @@ class NcclLibrary {
   TFRING_NCCL_FUNCTION(ncclCommAbort, ncclComm_t);
   TFRING_NCCL_FUNCTION(ncclGroupStart);
   TFRING_NCCL_FUNCTION(ncclGroupEnd);
-  // From, to, elements, their type, operation or root or both, and where.
+  // The parameters are: source, destination, number of elements, their type,
+  // the operation or the root or both, communicator, stream.
   TFRING_NCCL_FUNCTION(ncclAllReduce, const void*, void*, size_t, int, int,
                        ncclComm_t, void*);
   TFRING_NCCL_FUNCTION(ncclReduce, const void*, void*, size_t, int, int, int,

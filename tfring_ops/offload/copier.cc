@@ -7,11 +7,11 @@
 namespace tfring {
 namespace {
 
-// Large enough that to take one costs nothing, small enough that a feature map
-// of some MiB occupies all threads.
+// Large enough that the overhead of a piece does not count, and small enough
+// that a feature map of some MiB occupies all threads.
 constexpr int64_t kPieceBytes = 2 << 20;
 
-// Few cores use up the memory's bandwidth; the rest compute.
+// A few cores use the whole bandwidth of the memory; the others compute.
 constexpr int kThreads = 2;
 
 }  // namespace

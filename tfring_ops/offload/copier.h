@@ -29,19 +29,20 @@ class Copier {
  public:
   enum class Direction { kOut, kBack };
 
-  // The copies of this class are OK; those of a GPU may fail.
+  // Copies of this class always succeed; those of a GPU may fail.
   using Done = std::function<void(absl::Status status)>;
 
   explicit Copier(int threads);
-  // Waits for the copies that have been submitted.
+  // The destructor waits for the copies that have been submitted.
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // Lives for ever.
+  // Returns the process's copier, which is never destroyed.
   static Copier& Global();
 
-  // REQUIRES: bytes > 0; `from` and `to` stay until `done` is called.
+  // Submits a copy.
+  // REQUIRES: bytes > 0; `from` and `to` stay valid until `done` is called.
   void Submit(Direction direction, const char* from, char* to, int64_t bytes,
               Done done);
 
@@ -53,7 +54,7 @@ class Copier {
   // REQUIRES: mutex_ is held.
   std::shared_ptr<Copy> Next(int64_t* offset);
 
-  std::mutex mutex_;  // of all but the threads
+  std::mutex mutex_;  // guards all members except the threads
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Copy>> out_;
   std::deque<std::shared_ptr<Copy>> back_;

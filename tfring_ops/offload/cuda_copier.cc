@@ -13,7 +13,7 @@
 
 namespace tfring {
 
-// The copies of one direction, which end in the order of their begins.
+// The copies of one direction.  They end in the order in which they begin.
 class CudaCopier::Lane {
  public:
   static absl::StatusOr<std::unique_ptr<Lane>> Create(
@@ -99,7 +99,7 @@ class CudaCopier::Lane {
   const int ordinal_;
   const Copier::Direction direction_;
   const std::unique_ptr<CudaCopyStream> stream_;
-  std::mutex mutex_;  // of what follows, and of the order on the stream
+  std::mutex mutex_;  // guards the members below, and the order on the stream
   std::condition_variable changed_;
   std::deque<Copy> copies_;
   bool ending_ = false;

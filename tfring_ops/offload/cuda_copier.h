@@ -41,15 +41,15 @@ namespace tfring {
 class CudaCopier {
  public:
   static absl::StatusOr<std::unique_ptr<CudaCopier>> Create(int ordinal);
-  // The one of GPU `ordinal`, which lives for ever.
+  // Returns the copier of GPU `ordinal`.  It is never destroyed.
   static absl::StatusOr<CudaCopier*> Find(int ordinal);
 
-  // Waits for the copies that have been submitted.
+  // The destructor waits for the copies that have been submitted.
   ~CudaCopier();
   CudaCopier(const CudaCopier&) = delete;
   CudaCopier& operator=(const CudaCopier&) = delete;
 
-  // `stream` is the framework's, a CUstream.
+  // Submits a copy.  `stream` is the framework's, a CUstream.
   void Submit(Copier::Direction direction, void* stream, char* device,
               char* pinned, int64_t bytes, Copier::Done done);
 

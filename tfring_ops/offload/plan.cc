@@ -67,8 +67,8 @@ void Plan::End(const Execution& execution) {
   ended.peak_bytes = execution.meter_();
   statistics_ = ended;
   for (size_t i = 0; i < seen_.size(); ++i) {
-    // Not all: a run may fail, and TensorFlow's optimizations may find that
-    // some are not needed back.
+    // Some may be missing: a run may fail, and TensorFlow's optimizations may
+    // find that a feature map is not needed back.
     if (execution.seen_[i].back >= 0) seen_[i] = execution.seen_[i];
   }
   keep_ = ChooseToKeep(seen_, options_.budget_bytes);

@@ -29,31 +29,33 @@
 
 namespace tfring {
 
-// The most that a device's allocator has given out at once, by its own count;
-// -1 if it has none.  It is shown, and nothing depends on it.
+// Returns the most bytes that a device's allocator has allocated at once, by
+// its own count, or -1 if it does not count.  The number is shown, and nothing
+// depends on it.
 using Meter = std::function<int64_t()>;
 
 struct PlanOptions {
   int64_t id = 0;
-  int items = 0;  // how many feature maps the step may move
-  // Smaller ones stay.
+  int items = 0;  // the number of feature maps that the step may move
+  // Feature maps of fewer bytes stay.
   int64_t min_bytes = 0;
-  // The most that may stay, small ones not counted; 0 moves everything.
+  // The most bytes that may stay, without small feature maps; 0 moves
+  // everything.
   int64_t budget_bytes = 0;
-  bool report = false;  // whether this process says what is moved
-  std::string note;     // and what it adds
+  bool report = false;  // whether this process logs what is moved
+  std::string note;     // what the log adds
 };
 
 struct PlanStatistics {
-  int64_t steps = 0;  // that have ended
-  // The next ones are of the last step that has ended.
+  int64_t steps = 0;  // steps that have ended
+  // The following figures are those of the last step that has ended.
   int64_t moved = 0;
   int64_t moved_bytes = 0;
-  int64_t kept = 0;  // for the budget
+  int64_t kept = 0;  // as far as the budget allows
   int64_t kept_bytes = 0;
   int64_t small = 0;
-  int64_t peak_bytes = -1;  // by the meter, when it ended
-  // The use of the tiers, which plans share.
+  int64_t peak_bytes = -1;  // read from the meter when the step ended
+  // The use of the tiers, which all plans share.
   Tier::Use tier;
 };
 
@@ -61,15 +63,15 @@ class Execution;
 
 class Plan : public std::enable_shared_from_this<Plan> {
  public:
-  // The plan of that id and number of items, made on the first call.
+  // Returns the plan of this id and number of items.  The first call makes it.
   static std::shared_ptr<Plan> FindOrMake(const PlanOptions& options);
-  // Null if there is none.
+  // Returns null if there is no such plan.
   static std::shared_ptr<Plan> Find(int64_t id);
 
   explicit Plan(const PlanOptions& options)
       : options_(options), seen_(options.items) {}
 
-  // A run begins.
+  // Begins a run of the step.
   std::shared_ptr<Execution> Begin(Meter meter);
 
   PlanStatistics statistics() const;
@@ -87,8 +89,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
 
   const PlanOptions options_;
   mutable std::mutex mutex_;      // of all that follows
-  Tier* pinned_tier_ = nullptr;   // if it is in use
-  std::vector<FeatureMap> seen_;  // each in the last run that reached it
+  Tier* pinned_tier_ = nullptr;   // null if it is not in use
+  std::vector<FeatureMap> seen_;  // each as the last run that reached it saw it
   std::vector<bool> keep_;        // empty before the first run has ended
   PlanStatistics statistics_;
 };
@@ -102,7 +104,8 @@ class Execution {
 
   // Returns true if a feature map of that size is moved.
   bool Moves(int item, int64_t bytes);
-  // Backpropagation needs a feature map, whether it was moved or not.
+  // Notes that backpropagation needs a feature map, whether it was moved or
+  // not.
   void NeedsBack(int item);
 
  private:
@@ -114,7 +117,7 @@ class Execution {
   std::mutex mutex_;  // of all that follows
   PlanStatistics statistics_;
   std::vector<FeatureMap> seen_;
-  int back_ = 0;  // how many were needed back
+  int back_ = 0;  // the number of feature maps that were needed back
 };
 
 }  // namespace tfring

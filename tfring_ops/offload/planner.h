@@ -13,12 +13,15 @@ namespace tfring {
 
 struct FeatureMap {
   int64_t bytes = 0;
-  // Its number in backpropagation's order of use; -1 if it was not used there.
+  // Its place in the order in which backpropagation uses feature maps; -1 if it
+  // does not use this one.
   int back = -1;
 };
 
-// Returns for each feature map whether it stays.  Together they have at most
-// `budget_bytes`: when backpropagation begins it holds all of them.
+// Returns, for each feature map, whether it stays.  Those that stay have at
+// most `budget_bytes` together, because backpropagation holds all of them when
+// it begins.  The first one to be used stays first: it would be away for the
+// shortest time, with the least computation to hide its copies.
 //
 // The first to be used stays first: it would have been away for the shortest
 // time, with the least computation to hide its copies.

@@ -41,28 +41,28 @@ class Tier {
 
     Tier* const tier_;
     char* const block_;
-    const int64_t bytes_;  // of the block
+    const int64_t bytes_;  // the size of the block
   };
 
   struct Use {
     int64_t in_use_bytes = 0;
-    int64_t peak_bytes = 0;      // that were in use at once
-    int64_t reserved_bytes = 0;  // in use, and free for later slots
+    int64_t peak_bytes = 0;      // the most that were in use at once
+    int64_t reserved_bytes = 0;  // in use, or free for later slots
   };
 
-  // Memory from the C library; and memory that GPUs can copy from and to, by
-  // the driver of `gpu`.
+  // A tier of memory from the C library, and a tier of memory that GPUs can
+  // access, which the driver of `gpu` allocates.
   static std::unique_ptr<Tier> MakePageable();
   static std::unique_ptr<Tier> MakePinned(int gpu);
-  // One of each for all plans, which lives for ever.  `gpu` is one that is in
-  // use.
+  // The tiers that all plans share, which are never destroyed.  `gpu` is any
+  // GPU in use.
   static Tier* Pageable();
   static Tier* Pinned(int gpu);
 
   ~Tier();
 
-  // ResourceExhausted if there is no room.
-  // REQUIRES: bytes > 0.  The tier outlives the slot.
+  // Returns a slot.  ResourceExhausted if there is no room.
+  // REQUIRES: bytes > 0; the tier outlives the slot.
   absl::StatusOr<std::unique_ptr<Slot>> Allocate(int64_t bytes);
 
   Use use() const;
@@ -82,7 +82,7 @@ class Tier {
   const BlockSource source_;
   mutable std::mutex mutex_;  // of all that follows, and of the source
   Use use_;
-  std::multimap<int64_t, char*> free_;  // by their size
+  std::multimap<int64_t, char*> free_;  // free blocks, by size
 };
 
 }  // namespace tfring

@@ -37,11 +37,11 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int32_t device) {
   return CudaDevice::ForOrdinal(device);
 }
 
-// Messages of several segments: their bytes take longer than their enqueueing.
+// Messages of this size consist of several segments, whose bytes take longer
+// than the calls that enqueue them.
 constexpr int64_t kMeasuredBytes = 16 << 20;
 
-// Returns when the GPU has done what its stream was asked for, unless a rank is
-// lost meanwhile.
+// Returns when the stream is idle, or an error if a rank is lost meanwhile.
 absl::Status Await(const CudaDevice& cuda, Transport& transport,
                    double timeout_seconds) {
   TFRING_ASSIGN_OR_RETURN(const std::unique_ptr<CudaEvent> event,
@@ -62,7 +62,7 @@ absl::Status Await(const CudaDevice& cuda, Transport& transport,
   }
 }
 
-// None where there is nothing to choose by them.
+// Returns nothing where no choice depends on the costs.
 absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
                                                    const CudaDevice& cuda,
                                                    Transport& transport,
@@ -115,12 +115,13 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   if (options.gpu_backend != Options::GpuBackend::kRing) {
     lane.await_turn = TakesTurns(place, data, options.stall_shutdown_seconds);
   }
-  // See Note [Why the ring takes turns]: links are checked and measured, too.
+  // Checking and measuring the links takes a turn, too: see Note [Why the ring
+  // takes turns].
   std::shared_ptr<void> turn;
   if (lane.await_turn) {
     absl::StatusOr<std::shared_ptr<void>> own = lane.await_turn();
     if (!own.ok()) {
-      // Other ranks may have their turn, and wait for this one.
+      // Other ranks may have their turn, and be waiting for this rank.
       data.Abort(own.status());
       return own.status();
     }

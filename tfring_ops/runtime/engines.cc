@@ -32,12 +32,13 @@ namespace tfring {
 namespace {
 
 struct Registered {
-  std::vector<int32_t> ranks;      // not needed for the world
-  std::shared_ptr<Engine> engine;  // nullptr if this rank is none of them
+  std::vector<int32_t> ranks;      // not set for the world
+  std::shared_ptr<Engine> engine;  // null if this rank is not in the set
 };
 
 struct Registry {
-  // Leaked, like all that other threads may use while the process ends.
+  // The registry is leaked, as is everything that other threads may use while
+  // the process ends.
   static Registry& Global() {
     static auto* registry = [] {
       pthread_atfork([] { Global().mutex.lock(); },
@@ -47,8 +48,8 @@ struct Registry {
     return *registry;
   }
 
-  // A forked child has none of the engines' threads, which their end would wait
-  // for: it leaks the engines.
+  // A forked child does not have the engines' threads, for which their
+  // destructors would wait.  So it leaks the engines.
   static void DisownInChild() {
     Registry& registry = Global();
     if (!registry.sets.empty()) {
@@ -61,11 +62,11 @@ struct Registry {
 
   std::mutex mutex;
   std::map<int32_t, Registered> sets;  // by id; empty before tfring_init
-  bool forked = false;                 // from a process that had engines
-  int64_t generation = 0;              // of the sets; 0 where they are MPI's
+  bool forked = false;                 // forked from a process that had engines
+  int64_t generation = 0;  // the generation of the sets, or 0 if they use MPI
   // The order of the sets on the GPU.
   std::shared_ptr<LaunchOrder> launch_order;
-  // The last that is over, changed under `mutex`.
+  // The last generation that has ended; changed under `mutex`.
   std::atomic<int64_t> aborted_generation{0};
   absl::Status abort_reason;
 };
@@ -128,7 +129,8 @@ MakeTransport OverSockets(int64_t generation, const SocketRanks& ranks) {
         MakeTcpTransport(
             ranks.rank, ranks.nodes, sockets, timeout, SteadyClock(),
             [=](int peer) { return ranks.connect(channel, peer); }));
-    // Until the engine, which Abort reaches, takes the transport over.
+    // Until the engine owns the transport, Abort cannot reach it.  So the
+    // transport checks by itself.
     const auto check = [generation] { return CheckNotAborted(generation); };
     transport->SetAttendant(check);
     TFRING_ASSIGN_OR_RETURN(transport,
@@ -148,9 +150,9 @@ decltype(ProcessSet::make_device_lane) MakesDeviceLane(
   };
 }
 
-// From here on the world's collectives on GPUs are in one order with every
-// process set's; no set has an engine yet.  Each rank begins at the same place,
-// where its engine ends a barrier.
+// From here on the world's collectives on GPUs have one order with those of
+// every process set; no set has an engine yet.  Each rank begins at the same
+// place, where its engine ends a barrier.
 absl::Status OrderLaunches(Engine& world,
                            const std::shared_ptr<LaunchOrder>& order) {
   auto ended = std::make_shared<absl::Notification>();
@@ -217,7 +219,7 @@ int64_t Generation() {
 void Register(int32_t id, Registered registered, int64_t generation) {
   Registry& registry = Registry::Global();
   std::lock_guard<std::mutex> lock(registry.mutex);
-  // Since its engine has been started.
+  // The generation may have been aborted since its engine was started.
   if (generation > 0 && registry.aborted_generation >= generation &&
       registered.engine != nullptr) {
     registered.engine->Abort(registry.abort_reason);
@@ -257,7 +259,7 @@ absl::Status AddProcessSetOver(int32_t id, std::vector<int32_t> ranks,
     process_set.id = id;
     process_set.world_ranks = ranks;
     process_set.make_device_lane = MakesDeviceLane(order, id);
-    // Leaked, like the registry.
+    // The watch is leaked, as the registry is.
     static auto* const idle_watch = new IdleWatch;
     process_set.idle_watch = idle_watch;
     TFRING_ASSIGN_OR_RETURN(
@@ -309,7 +311,8 @@ void RemoveProcessSet(int32_t id) {
     if (found == registry.sets.end()) return;
     engine = found->second.engine;
   }
-  // Before it is forgotten: an abort ends this, too.
+  // Shut the engine down before it is forgotten, so that an abort still reaches
+  // it.
   if (engine != nullptr) engine->Shutdown();
   std::lock_guard<std::mutex> lock(registry.mutex);
   registry.sets.erase(id);
@@ -322,8 +325,9 @@ void StopEngines() {
     std::lock_guard<std::mutex> lock(registry.mutex);
     sets = registry.sets;
   }
-  // Here, as the last owner may be a thread that outlives MPI; and before they
-  // are forgotten: an abort ends this, too.
+  // Shut the engines down here, because their last owner may be a thread that
+  // outlives MPI, and before they are forgotten, so that an abort still reaches
+  // them.
   for (const auto& [id, registered] : sets) {
     if (registered.engine != nullptr) registered.engine->Shutdown();
   }

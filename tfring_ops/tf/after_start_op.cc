@@ -30,7 +30,8 @@ class AfterStartOp : public OpKernel {
     context->set_output(0, context->input(0));
   }
 
-  // It runs on the thread of its last input, and takes no thread of its own.
+  // The op runs on the thread that computes its last input, and takes no thread
+  // of its own.
   bool IsExpensive() override { return false; }
 };
 

@@ -59,7 +59,8 @@ class CollectOp : public tensorflow::AsyncOpKernel {
   int count_ = 0;
 };
 
-// Whatever the Start put there, or had allocated.
+// Collects the outputs that the Start has allocated, or has had the engine
+// allocate.
 class GatheredDoneOp : public CollectOp {
  public:
   using CollectOp::CollectOp;

@@ -15,8 +15,9 @@ class EntryTensors final : public EntryMemory {
   void Release() override { in_use.clear(); }
   void Keep() override { KeepForever(*this); }
 
-  std::vector<tensorflow::Tensor> in_use;    // until the engine is done
-  std::vector<tensorflow::Tensor> gathered;  // what allocate_output made
+  std::vector<tensorflow::Tensor> in_use;  // held until the engine is done
+  // the tensors that allocate_output made
+  std::vector<tensorflow::Tensor> gathered;
 };
 
 }  // namespace tfring

@@ -9,12 +9,12 @@
 
 namespace tfring {
 
-// A kernel's GPU, and the framework's stream on it: a CUstream.
+// The GPU of a kernel, and the framework's stream on it, a CUstream.
 struct GpuStream {
   int32_t device;
   void* stream;
 };
-// None if the kernel runs on the CPU.
+// Returns nothing if the kernel runs on the CPU.
 std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context);
 
 }  // namespace tfring

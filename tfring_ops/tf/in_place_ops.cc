@@ -21,7 +21,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// `wire_dtype` is T, or what float32 and float64 travel as, and are reduced as.
+// `wire_dtype` is T, or the type in which float32 and float64 are sent and
+// reduced.
 TFRING_START("TfringAllreduceStart")
     .Output("buf: N * T")
     .Output("handle: int64")
@@ -31,9 +32,9 @@ TFRING_START("TfringAllreduceStart")
     .Attr("postscale_factor: string = '1.0'")
     .SetShapeFn(LikeInputsAndScalar);
 
-// A chain of one start, of one tensor, with its done: for eager calls, which
-// wait at once.  `request` is the text that ReadAllreduce takes: an attribute
-// costs an eager call most of a microsecond.
+// A start and its done in one operation, for eager calls, which wait at once.
+// `request` is the text that ReadAllreduce takes: each attribute costs an eager
+// call almost a microsecond.
 REGISTER_OP("TfringAllreduce")
     .Input("x: T")
     .Output("y: T")
@@ -63,9 +64,9 @@ TFRING_START("TfringGatherInPlaceStart")
     .Output("handle: int64")
     .SetShapeFn(LikeInputsAndScalar);
 
-// The Done of an allreduce, a broadcast, a reducescatter, or an allgather in
-// place.   `buf` may be read only here: the engine is writing to it until this
-// op has run.
+// The done of an allreduce, a broadcast, a reducescatter, or an allgather in
+// place.  `buf` may be read only here: the engine writes to it until this op
+// has run.
 REGISTER_OP("TfringDone")
     .Input("buf: N * T")
     .Input("handle: int64")
@@ -131,7 +132,7 @@ class AllreduceOp : public CollectOp {
     return Submit(context, std::move(entry), kNoHandle, std::move(tensors));
   }
 
-  // They have been since the start.
+  // Nothing to do: the outputs have aliased the inputs since the start.
   void SetOutputs(OpKernelContext* /*context*/, Outcome /*outcome*/) override {}
 
   CollectiveRequest request_;

@@ -46,14 +46,14 @@ using tensorflow::VariantTensorData;
 
 // A feature map that nobody but its handle knows.
 struct Stashed {
-  // First, so that it is the last to go: then the slots are free.
+  // This is the first field, so that it is destroyed last, after the slot.
   std::shared_ptr<Execution> execution;
   TensorShape shape;
-  std::unique_ptr<Tier::Slot> slot;  // null if it stays, as `kept`
+  std::unique_ptr<Tier::Slot> slot;  // null if the tensor stays, in `kept`
   Tensor kept;
 };
 
-// The content of our variants.  It cannot leave the process.
+// The content of this file's variants, which cannot leave the process.
 template <typename T>
 struct Reference {
   std::shared_ptr<T> to;
@@ -86,16 +86,16 @@ absl::Status Dereference(OpKernelContext* context, int input,
   return absl::OkStatus();
 }
 
-// See Meter.  The allocator is a device's, and lives for ever.
+// See Meter.  The allocator is a device's, and is never destroyed.
 int64_t PeakBytes(Allocator* allocator) {
   const auto statistics = allocator->GetStats();
-  // One that counts has given out something by now.
+  // An allocator that counts has allocated something by now.
   if (!statistics.has_value() || statistics->peak_bytes_in_use == 0) return -1;
   return statistics->peak_bytes_in_use;
 }
 
-// A place for a tensor of so many bytes, in the plan's tier for the kernel's
-// device.
+// Returns a slot for a tensor of this many bytes, in the plan's tier for the
+// kernel's device.
 absl::StatusOr<std::unique_ptr<Tier::Slot>> AllocateSlot(
     OpKernelContext* context, Plan& plan, int64_t bytes) {
   const std::optional<GpuStream> gpu = GpuStreamOf(context);
@@ -103,8 +103,9 @@ absl::StatusOr<std::unique_ptr<Tier::Slot>> AllocateSlot(
   return plan.TierOfGpu(gpu->device)->Allocate(bytes);
 }
 
-// Copies from or to a slot for the kernel's device.  Both must stay until
-// `done` is called, and the memory of `tensor` is nobody else's.
+// Copies from or to a slot for the kernel's device.  The slot and the tensor
+// must live until `done` is called, and nobody else may use the tensor's
+// memory.
 void CopyTensor(OpKernelContext* context, Copier::Direction direction,
                 const Tensor& tensor, Tier::Slot* slot, Copier::Done done) {
   char* const data = const_cast<char*>(tensor.tensor_data().data());
@@ -175,8 +176,8 @@ class StashOp : public AsyncOpKernel {
     auto slot = AllocateSlot(context, stashed->execution->plan(), bytes);
     OP_REQUIRES_OK_ASYNC(context, slot.status(), done);
     stashed->slot = *std::move(slot);
-    // The executor keeps `x` until `done`; here nothing is kept, as the step
-    // may be over before this function is.
+    // The executor keeps `x` until `done`.  The lambda keeps nothing, because
+    // the step may end before the lambda is destroyed.
     Tier::Slot* const to = stashed->slot.get();
     CopyTensor(context, Copier::Direction::kOut, x, to,
                [context, stashed = std::move(stashed),
@@ -258,7 +259,8 @@ class AfterStashOp : public OpKernel {
     context->set_output(0, Tensor(x.dtype(), x.shape(), std::move(buffer)));
   }
 
-  // It runs on the thread of its last input, and takes no thread of its own.
+  // The op runs on the thread that computes its last input, and takes no thread
+  // of its own.
   bool IsExpensive() override { return false; }
 };
 
@@ -288,8 +290,8 @@ TFRING_ON_CPU("TfringComputed", ComputedOp);
 constexpr tensorflow::DataType kFeatureMaps[] = {
     TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_TYPE) tensorflow::DT_COMPLEX64,
     tensorflow::DT_COMPLEX128};
-// These are on the host, as TensorFlow has them there: the allocator that is
-// shown is the GPU's whatever a step begins with.
+// Tensors of these types are on the host, where TensorFlow has them: whatever
+// type a step begins with, the allocator that is shown is the GPU's.
 constexpr tensorflow::DataType kOnHost[] = {tensorflow::DT_INT32,
                                             tensorflow::DT_STRING};
 
@@ -322,8 +324,8 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfring
 
-// Has TensorFlow count the CPU's allocations from now on; by itself it counts
-// only other devices'.  For Python (ctypes).
+// Makes TensorFlow count the CPU's allocations from now on; by itself it counts
+// only those of other devices.  Python calls it by ctypes.
 extern "C" __attribute__((visibility("default"))) void
 tfring_offload_count_allocations() {
   tensorflow::EnableCPUAllocatorStats();

@@ -43,8 +43,8 @@ absl::Status Scalar(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-// One run of a step begins.  `x` is not read: some tensor that the step begins
-// with.  For the attributes see PlanOptions.
+// Begins a run of the step.  `x` is any tensor that the step begins with, and
+// is not read.  The attributes are those of PlanOptions.
 REGISTER_OP("TfringOffloadBegin")
     .Input("x: T")
     .Output("execution: variant")
@@ -57,8 +57,8 @@ REGISTER_OP("TfringOffloadBegin")
     .Attr("note: string = ''")
     .SetShapeFn(Scalar);
 
-// Copies `x` to the tier.  There is a `handle` when that is done, and `x` has
-// been released.
+// Copies `x` to the tier.  `handle` is available when the copy is complete and
+// `x` has been released.
 REGISTER_OP("TfringStash")
     .Input("x: T")
     .Input("execution: variant")
@@ -67,8 +67,8 @@ REGISTER_OP("TfringStash")
     .Attr("item: int")
     .SetShapeFn(Scalar);
 
-// `y` is `x`, once there is the `handle`: so the forward pass runs ahead of the
-// copies by no more than there is memory for.  See Note [Sums in place].
+// `y` is `x`, available once `handle` is.  So the forward pass runs ahead of
+// the copies only as far as memory allows.  See Note [Sums in place].
 REGISTER_OP("TfringAfterStash")
     .Input("x: T")
     .Input("handle: N * variant")
@@ -102,8 +102,8 @@ REGISTER_OP("TfringFetch")
       return absl::OkStatus();
     });
 
-// 0, once `x` has been computed.  It is between `x` and the users that wait, so
-// that `x` is not kept meanwhile.
+// Outputs 0 once `x` has been computed.  The op is between `x` and the ops that
+// wait for it, so that these do not keep `x`.
 REGISTER_OP("TfringComputed")
     .Input("x: T")
     .Output("token: int64")

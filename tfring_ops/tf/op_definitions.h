@@ -52,7 +52,7 @@ inline int TensorCount(InferenceContext* context) {
   return count;
 }
 
-// N outputs of the inputs' shapes, and a scalar.
+// N outputs in the shapes of the inputs, and a scalar.
 inline absl::Status LikeInputsAndScalar(InferenceContext* context) {
   const int count = TensorCount(context);
   for (int i = 0; i < count; ++i) context->set_output(i, context->input(i));
@@ -60,7 +60,8 @@ inline absl::Status LikeInputsAndScalar(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-// N outputs of the inputs' shapes, each with its own number of rows.
+// N outputs in the shapes of the inputs, except that each has its own number of
+// rows.
 inline absl::Status LikeInputsButForTheRows(InferenceContext* context) {
   for (int i = 0; i < TensorCount(context); ++i) {
     ShapeHandle shape;
@@ -74,7 +75,7 @@ inline absl::Status LikeInputsButForTheRows(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-// A handle alone.
+// One output, a handle.
 inline absl::Status ScalarAlone(InferenceContext* context) {
   context->set_output(0, context->Scalar());
   return absl::OkStatus();

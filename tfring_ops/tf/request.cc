@@ -36,7 +36,8 @@ absl::StatusOr<T> Attribute(tensorflow::OpKernelConstruction* context,
   return value;
 }
 
-// The same for a list of tensors; a single one has the name of its request.
+// Reads the names of a list of tensors.  A single tensor has the name of its
+// request.
 absl::StatusOr<std::vector<std::string>> TensorNames(
     tensorflow::OpKernelConstruction* context,
     const std::string& request_name) {
@@ -65,7 +66,8 @@ absl::StatusOr<double> Number(absl::string_view name, absl::string_view text) {
       absl::StrCat(name, ": '", text, "' is not a number."));
 }
 
-// An attribute of type float would round to 32 bits, so it is text.
+// Reads a double from a text attribute: an attribute of type float would round
+// to 32 bits.
 absl::StatusOr<double> DoubleAttribute(
     tensorflow::OpKernelConstruction* context, absl::string_view name) {
   TFRING_ASSIGN_OR_RETURN(const std::string text,
@@ -111,7 +113,7 @@ std::optional<ReduceOp> ReductionOf(absl::string_view name) {
   return std::nullopt;
 }
 
-// Makes an allreduce or a reducescatter one by the reduction of that name.
+// Sets the reduction of an allreduce or a reducescatter by its name.
 absl::Status SetReduction(absl::string_view name, CollectiveRequest& request) {
   if (request.kind == CollectiveKind::kAllreduce &&
       name == Name(CollectiveKind::kAdasum)) {
@@ -129,7 +131,7 @@ absl::Status SetReduction(absl::string_view name, CollectiveRequest& request) {
         absl::StrCat("'", name, "' is not a reduction."));
   }
   if (op == ReduceOp::kAverage && !IsFloatingPoint(request.dtype)) {
-    // tfring/_ops/integer_averages.py has summands take its place.
+    // tfring/_ops/integer_averages.py replaces an average of integers by a sum.
     return absl::InvalidArgumentError(
         absl::StrCat("There is no average of ", Name(request.dtype),
                      ", whose sum may be beyond its range."));

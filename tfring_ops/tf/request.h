@@ -8,12 +8,12 @@
 
 namespace tfring {
 
-// The request of a Start op but for the tensors' dimensions, which are not
-// known before it runs.
+// Reads the request of a Start op, without the dimensions of the tensors, which
+// are known only when it runs.
 absl::StatusOr<CollectiveRequest> ReadRequest(
     tensorflow::OpKernelConstruction* context, CollectiveKind kind);
 
-// The same for the op of an eager allreduce, whose attribute `request` is
+// Reads the request of an eager allreduce from its attribute `request`, such as
 // "sum 1.0 1.0 float32 0 name": the reduction, the factors before and after it,
 // the wire type, the process set, and a name or nothing.
 absl::StatusOr<CollectiveRequest> ReadAllreduce(

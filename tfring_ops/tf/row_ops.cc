@@ -1,4 +1,4 @@
-// Allgather, reducescatter and alltoall: their outputs have other rows than
+// Allgather, reducescatter and alltoall, whose outputs have other rows than
 // their inputs.
 #include <algorithm>
 #include <memory>
@@ -24,7 +24,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// A handle alone, where every tensor has rows.
+// One output, a handle; every input must have rows.
 absl::Status HandleOfRows(InferenceContext* context) {
   ShapeHandle unused;
   for (int i = 0; i < TensorCount(context); ++i) {
@@ -61,7 +61,8 @@ TFRING_START("TfringAllgatherStart")
     .Output("handle: int64")
     .SetShapeFn(HandleOfRows);
 
-// `contributors` is how many ranks took part: all that have not joined.
+// `contributors` is the number of ranks that took part: those that have not
+// joined.
 TFRING_DONE_OF_ROWS("TfringAllgatherDone")
     .Output("contributors: int64")
     .SetShapeFn(RowsAndScalar);
@@ -97,7 +98,7 @@ TFRING_REGISTER_DONE("TfringAllgatherDone", "contributors", GatheredDoneOp);
 
 // ---- Reducescatter ----
 
-// `buf` has this rank's rows, how many of them is known at run time.
+// `buf` has this rank's rows, whose number is known only at run time.
 TFRING_START("TfringReducescatterStart")
     .Output("buf: N * T")
     .Output("handle: int64")
@@ -140,8 +141,8 @@ TFRING_REGISTER_START("TfringReducescatterStart", ReducescatterStartOp);
 
 // ---- Alltoall ----
 
-// Every tensor has as many rows as `splits` have in all; each rank gets so many
-// of them.  No `splits` are equal ones.
+// `splits[r]` rows of every tensor go to rank r, and their sum is the number of
+// rows.  Without `splits`, each rank gets equally many.
 TFRING_START("TfringAlltoallStart")
     .Input("splits: int64")
     .Output("handle: int64")
@@ -211,7 +212,7 @@ class AlltoallStartOp : public StartOp {
     }
     const int64_t rows = tensor.dims[0];
     const std::vector<int64_t>& splits = request.splits;
-    // One by one, as a sum might wrap round.
+    // Subtract one by one, because a sum might wrap round.
     int64_t left = rows;
     for (const int64_t split : splits) {
       if (split < 0 || split > left) {

@@ -1,5 +1,6 @@
-// A part of a tensor, by elements, is read and written.  For XLA: see Note
-// [Shares in place] in xla/lowering.cc; and so only on the CPU outside of it.
+// Reads and writes consecutive elements of a tensor.  The ops are made for XLA
+// (Note [Shares in place] in xla/lowering.cc), so outside of XLA they run only
+// on the CPU.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,7 +22,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 
-// `share` is the `count` elements of `whole` from the element `begin` on.
+// `share` has the `count` elements of `whole` that begin at element `begin`.
 REGISTER_OP("TfringReadShare")
     .Input("whole: T")
     .Output("share: T")
@@ -65,7 +66,8 @@ class ReadShareOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("TfringReadShare").Device(DEVICE_CPU),
                         ReadShareOp);
 
-// `y` is `whole` with the flat `share` from the element `begin` on.
+// `y` is `whole` with the elements of the flat `share`, beginning at element
+// `begin`.
 REGISTER_OP("TfringWriteShare")
     .Input("whole: T")
     .Input("share: T")

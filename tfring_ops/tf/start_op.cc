@@ -49,7 +49,8 @@ absl::StatusOr<TensorEntry> NewInPlaceEntry(OpKernelContext* context,
   TensorEntry entry = NewEntry(context, request);
   const auto count = static_cast<int>(request.tensors.size());
   for (int i = 0; i < count; ++i) {
-    // No Tensor of ours may hold the input while it is offered for forwarding.
+    // This function may not hold a Tensor of the input while it offers the
+    // input for forwarding.
     const void* const input = context->input(i).data();
     const TensorShape shape = context->input(i).shape();
     Tensor* output = nullptr;

@@ -16,20 +16,22 @@
 
 namespace tfring {
 
-// "broadcast of 'x'"; a request that the engine will name has no name yet.
+// Returns a label such as "broadcast of 'x'".  A request that the engine will
+// name has no name yet.
 std::string LabelOf(const CollectiveRequest& request, int index);
 
-// A collective's request, with the shapes of the kernel's inputs.
+// Returns an entry with the request of a collective and the shapes of the
+// kernel's inputs.
 TensorEntry NewEntry(tensorflow::OpKernelContext* context,
                      const CollectiveRequest& request);
 
-// The same for results of the inputs' shapes, the kernel's first outputs: in
-// place where nobody else holds the input.
+// Returns an entry whose results have the inputs' shapes and are the kernel's
+// first outputs.  An input that nobody else holds is reused for its output.
 absl::StatusOr<TensorEntry> NewInPlaceEntry(
     tensorflow::OpKernelContext* context, const CollectiveRequest& request,
     EntryTensors& tensors);
 
-// Hands the entry to the engine, on the kernel's device.
+// Submits the entry to the engine of the kernel's device.
 absl::StatusOr<Handle> Submit(tensorflow::OpKernelContext* context,
                               TensorEntry entry, Handle previous,
                               std::shared_ptr<EntryTensors> tensors);
@@ -42,8 +44,8 @@ class StartOp : public tensorflow::OpKernel {
   int count() const { return static_cast<int>(request_.tensors.size()); }
   const CollectiveRequest& request() const { return request_; }
 
-  // Makes the handle output, number `index`.
-  // REQUIRES: all other outputs have been allocated, as far as they are now.
+  // Makes the handle, which is output number `index`.
+  // REQUIRES: all outputs whose shapes are known have been allocated.
   void Start(tensorflow::OpKernelContext* context, int index, TensorEntry entry,
              std::shared_ptr<EntryTensors> tensors) const;
 
@@ -51,7 +53,8 @@ class StartOp : public tensorflow::OpKernel {
   CollectiveRequest request_;
 };
 
-// The engine has the outputs allocated, into tensors->gathered.
+// Lets the engine allocate the outputs, into tensors->gathered, when their
+// shapes are known.
 void AllocateWhenKnown(tensorflow::OpKernelContext* context, TensorEntry& entry,
                        const std::shared_ptr<EntryTensors>& tensors);
 

@@ -40,7 +40,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::XlaOpKernel;
 using tensorflow::XlaOpKernelContext;
 
-// In MLIR's syntax.
+// Returns an attribute in MLIR's syntax.
 std::string Attribute(absl::string_view name, absl::string_view value) {
   std::string attribute = absl::StrCat(name, " = \"");
   for (const char c : value) {
@@ -53,8 +53,8 @@ std::string Attribute(absl::string_view name, absl::string_view value) {
   return attribute + "\"";
 }
 
-// Calls `target` with `operands`.  Its outputs are the first `count` of them,
-// in place, and the shapes of `more`.
+// Calls `target` with `operands`.  The call's outputs are the first `count`
+// operands, in place, and values of the shapes `more`.
 xla::XlaOp InPlaceCall(XlaOpKernelContext* context, const char* target,
                        const std::vector<xla::XlaOp>& operands, int count,
                        absl::Span<const xla::Shape> more,
@@ -100,7 +100,7 @@ std::vector<xla::XlaOp> Inputs(XlaOpKernelContext* context) {
   return inputs;
 }
 
-// The op's outputs are the elements of `tuple`.
+// Makes the elements of `tuple` the op's outputs.
 void SetOutputs(XlaOpKernelContext* context, xla::XlaOp tuple) {
   for (int i = 0; i < context->num_outputs(); ++i) {
     context->SetOutput(i, xla::GetTupleElement(tuple, i));
@@ -114,7 +114,7 @@ xla::Shape DenseShape(xla::PrimitiveType type,
 
 xla::Shape HandleShape() { return DenseShape(xla::S64, /*dimensions=*/{}); }
 
-// The attributes of a call for a share.
+// Returns the attributes of a call that reads or writes a share.
 std::string Begin(int64_t begin) {
   return absl::StrCat("{begin = ", begin, " : i64}");
 }
@@ -138,7 +138,8 @@ class StartXlaOp : public XlaOpKernel {
     const int count = static_cast<int>(request_.tensors.size());
     std::string attributes = Attribute("request", Encode(request_));
     if (platform == Platform::kCuda) {
-      // Note [Handles on a GPU] in ffi/cuda_handlers.cc.
+      // Note [Handles on a GPU]
+      // in ffi/cuda_handlers.cc.
       int64_t previous = 0;
       const bool first =
           context->ConstantInputAsIntScalar(count, &previous).ok();

@@ -12,7 +12,8 @@
 #include "xla/shape_util.h"
 
 namespace xla::ffi {
-const XLA_FFI_Api* GetXlaFfiApi();  // see registration.cc
+// Defined by TensorFlow: see registration.cc.
+const XLA_FFI_Api* GetXlaFfiApi();
 }  // namespace xla::ffi
 
 namespace tfring {
@@ -25,7 +26,7 @@ XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), "Pin", "Host",
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), "Unpin", "Host",
                          tfring_host_pin);
 
-// The one output of Pin and of Unpin aliases its operand.
+// Pin and Unpin have one output, which aliases their operand.
 using Aliasing =
     std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>;
 const Aliasing kInPlace = {/*output=*/{}, {/*operand=*/0, {}}};

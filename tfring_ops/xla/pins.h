@@ -29,10 +29,10 @@
 
 namespace tfring {
 
-// pins.cc is for XLA with buffers; in older XLA no_pins.cc takes its place, and
-// returns what it is given. Errors are the builder's.
+// pins.cc implements these for XLA with buffers.  For older XLA no_pins.cc
+// does, which returns its argument.  Errors are the builder's.
 xla::XlaOp Pin(xla::XlaOp tensor);
-xla::XlaOp Unpin(xla::XlaOp value);  // pinned or not
+xla::XlaOp Unpin(xla::XlaOp value);  // `value` need not be pinned
 bool IsPinned(const xla::Shape& shape);
 
 }  // namespace tfring

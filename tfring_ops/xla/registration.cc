@@ -4,7 +4,8 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace xla::ffi {
-// TensorFlow exports this, and not the XLA_FFI_GetApi of the public header.
+// TensorFlow exports this function in place of XLA_FFI_GetApi, which the public
+// header declares.
 const XLA_FFI_Api* GetXlaFfiApi();
 }  // namespace xla::ffi
 

@@ -21,12 +21,13 @@ namespace tfring {
 
 // The source of the costs that the choice is based on.
 enum class CostSource {
-  kMeasured,  // at the first allreduce: another run may choose otherwise
-  kTypical,   // the number of ranks and nodes alone
-  kGiven,     // Use, before the first allreduce
+  // Measured at the first allreduce: two runs may choose differently.
+  kMeasured,
+  kTypical,  // depends only on the numbers of ranks and nodes
+  kGiven,    // by a call of Use before the first allreduce
 };
 
-// Every rank makes the same calls, and so the same choices.
+// Every rank makes the same calls, so every rank makes the same choices.
 class AdaptiveAllreduce {
  public:
   // If `options` ask for deterministic results, costs are typical ones.
@@ -44,14 +45,14 @@ class AdaptiveAllreduce {
   // Collective.
   absl::Status Run(const RingBuffers& buffers);
 
-  // The same for the data of `staging`: see StagedRingAllreduce.
+  // Run for the data of `staging`: see StagedRingAllreduce.
   absl::Status RunStaged(const RingBuffers& buffers,
                          absl::Span<std::byte> stage, Staging& staging);
 
  private:
   absl::Status Prepare();
   const AllreducePlan& PlanFor(const RingBuffers& buffers) const;
-  // REQUIRES: no pieces.
+  // REQUIRES: `buffers` has no pieces.
   absl::Status RunPlan(const AllreducePlan& plan, const RingBuffers& buffers);
   std::string Description() const;
 

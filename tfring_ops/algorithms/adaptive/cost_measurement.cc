@@ -21,21 +21,23 @@ namespace tfring {
 namespace {
 
 constexpr int kRepetitions = 3;
-// Messages to measure a latency by: a rank alone may find its message there
-// already, but not all of them.
+// The number of messages that measure a latency.  A single rank may find its
+// message there already, but not all ranks can.
 constexpr int kMessages = 10;
 constexpr int64_t kMessageBytes = 8;
 // Bytes that a node sends over its link to measure the bandwidth of the host's.
 constexpr int64_t kTransferBytes = 1 << 20;
-// Enough where segments are so small that it would take long.
+// This many segments are enough where segments are so small that more bytes
+// would take long.
 constexpr int64_t kTransferSegments = 32;
-// The first size between nodes, and the growth: see Note [Slow links].
+// The first size of a transfer between nodes, and the factor by which it grows:
+// see Note [Slow links].
 constexpr int64_t kFirstTransferBytes = 16 << 10;
 constexpr int64_t kGrowth = 4;
-// A transfer that takes longer, beside the latency, needs no larger one.
+// A transfer that takes this much longer than the latency is large enough.
 constexpr double kLongSeconds = 4e-3;
 
-// The least time of some runs: other load only adds to it.
+// Returns the least time of several runs, because other load only adds to it.
 template <typename Body>
 absl::StatusOr<double> LeastSeconds(const Clock& clock, const Body& body) {
   double least = std::numeric_limits<double>::infinity();
@@ -48,7 +50,7 @@ absl::StatusOr<double> LeastSeconds(const Clock& clock, const Body& body) {
   return least;
 }
 
-// The means of a measurement.
+// What a measurement works with.
 struct Means {
   const std::byte* sent;
   std::byte* received;
@@ -57,8 +59,8 @@ struct Means {
   const Clock& clock;
 };
 
-// This rank's link to the next, by messages from `first_bytes` to `last_bytes`:
-// see Note [Slow links].
+// Measures this rank's link to the next by messages of `first_bytes` to
+// `last_bytes`: see Note [Slow links].
 absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
                                       const Means& means, int64_t first_bytes,
                                       int64_t last_bytes) {
@@ -72,7 +74,7 @@ absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
     }
     return means.await();
   };
-  // Until all are there.
+  // Wait until all ranks are here.
   TFRING_RETURN_IF_ERROR(steps(order.size(), kMessageBytes));
   LinkCosts costs;
   TFRING_ASSIGN_OR_RETURN(const double messages, LeastSeconds(means.clock, [&] {
@@ -80,8 +82,8 @@ absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
                           }));
   costs.latency_seconds = messages / kMessages;
   int64_t bytes = std::min(first_bytes, last_bytes);
-  // The first is faster than the rest where a link lets bursts through, and
-  // slower where a connection has to find its pace.
+  // The first transfer is not counted.  It is faster than the rest where a link
+  // lets bursts through, and slower where a connection has to find its pace.
   TFRING_RETURN_IF_ERROR(steps(1, bytes));
   while (true) {
     TFRING_ASSIGN_OR_RETURN(
@@ -99,7 +101,8 @@ absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
   }
 }
 
-// Returns the largest rank's value of each number in T, which has only doubles.
+// Returns, for each number in T, the largest of all ranks' values.  T consists
+// of doubles.
 template <typename T>
 absl::StatusOr<T> Largest(const RingContext& context, const T& own) {
   static_assert(sizeof(T) % sizeof(double) == 0);
@@ -117,7 +120,7 @@ absl::StatusOr<T> Largest(const RingContext& context, const T& own) {
   return *numbers;
 }
 
-// Measures by messages in `workspace`.
+// Measures with messages in `workspace`.
 absl::StatusOr<Costs> Measure(
     const RingContext& context, int64_t transfer_bytes,
     const std::function<absl::Status()>& await,

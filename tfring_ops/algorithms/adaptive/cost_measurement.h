@@ -20,25 +20,26 @@ namespace tfring {
 // measured with a quarter of a megabyte, and one of 1 Gbit/s or more with
 // several.  The ranks agree on each step, as their messages have one size.
 
-// Measures for some milliseconds, over a link of 1 Gbit/s some tens of them.
-// The result is the slowest rank's, the same on all.  Its messages are counted
-// as control's.
+// Measures for some milliseconds, or some tens of them over a link of 1 Gbit/s.
+// Every rank gets the slowest rank's costs.  The messages are counted as
+// control messages.  Collective, and for the host alone.
 //
 // Collective; on the host only.
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
                                    const Clock& clock = SteadyClock());
 
-// The same of this rank alone, on a device, too: messages and operands have up
-// to `transfer_bytes`, await() returns when all has been done that the
-// transport and the kernels have been asked for, and largest() returns the
-// largest of the values that the ranks give it.  Collective.
+// Measures the costs of this rank alone, on a device, too.  Messages and
+// operands have up to `transfer_bytes`; await() returns when the transport and
+// the kernels have completed all their work; largest() returns the largest of
+// the values that the ranks give it.  Collective.
 absl::StatusOr<Costs> MeasureOwnCosts(
     const RingContext& context, int64_t transfer_bytes,
     const std::function<absl::Status()>& await,
     const std::function<absl::StatusOr<double>(double)>& largest,
     const Clock& clock = SteadyClock());
 
-// The costs of the slowest rank: the largest of each.  REQUIRES: not empty.
+// Returns the largest of each cost.
+// REQUIRES: `of_ranks` is not empty.
 Costs Slowest(absl::Span<const Costs> of_ranks);
 
 }  // namespace tfring

@@ -26,7 +26,8 @@ absl::Status RingAdasum(const RingContext& context, void* data, void* received,
   for (int distance = 1; distance < doubling.doublers(); distance *= 2) {
     TFRING_RETURN_IF_ERROR(
         SendRecv(context, doubling.Peer(distance), data, received, bytes));
-    // Both ranks in one order, or their bits might differ.
+    // Both ranks take the operands in the same order, so that their bits are
+    // equal.
     if (doubling.ComesFirst(distance)) {
       kernels.Adasum(data, data, received, count, dtype);
     } else {

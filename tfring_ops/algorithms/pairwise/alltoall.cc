@@ -44,10 +44,10 @@ absl::Status RingAlltoall(const RingContext& context, const void* input,
                        sent[rank].count);
   TFRING_RETURN_IF_ERROR(context.kernels.Synchronize());
 
-  // In step j all data moves j places round the ring, so that each rank sends
-  // to one and receives from one.  Receives are posted first, and a rank waits
-  // only for ranks in the same step: the ranks in the earliest step wait for
-  // nobody.
+  // In step j each rank sends to the rank j places behind it and receives from
+  // the rank j places before it.  Receives are posted first, and a rank waits
+  // only for ranks in the same step.  So the ranks in the earliest step wait
+  // for nobody.
   for (int j = 1; j < n; ++j) {
     const int next = (rank + j) % n;
     const int prev = (rank + n - j) % n;

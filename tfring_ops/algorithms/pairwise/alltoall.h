@@ -10,10 +10,10 @@
 
 namespace tfring {
 
-// `input` has a run for each rank, one after the other; output = the runs that
-// the ranks have for this one, in the order of the ranks.  `sent_bytes[r]` is
-// the length of the run for rank r, `received_bytes[r]` of that from rank r:
-// what is sent to a rank must be what it receives.
+// `input` consists of one run per rank, concatenated; output = the runs that
+// the ranks have for this one, in rank order.  `sent_bytes[r]` is the length of
+// the run for rank r, and `received_bytes[r]` that of the run from rank r.
+// Each rank must receive exactly what is sent to it.
 absl::Status RingAlltoall(const RingContext& context, const void* input,
                           void* output, absl::Span<const int64_t> sent_bytes,
                           absl::Span<const int64_t> received_bytes);

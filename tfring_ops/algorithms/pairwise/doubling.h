@@ -32,7 +32,7 @@ class Doubling {
   bool takes() const { return paired() && place_ % 2 == 1; }
   int surplus_peer() const { return gives() ? place_ + 1 : place_ - 1; }
 
-  // The remaining ranks meet at distances 1, 2, 4, ... below this.
+  // The remaining ranks exchange at distances 1, 2, 4, ... below this number.
   int doublers() const { return doublers_; }
   int Peer(int distance) const {
     const int other = number_ ^ distance;
@@ -47,15 +47,15 @@ class Doubling {
   const int place_;
   int doublers_ = 1;  // the largest power of two
   int surplus_ = 0;
-  int number_ = 0;  // among the doublers
+  int number_ = 0;  // this place's number among the doublers
 };
 
-// Sends `bytes` of `sent` to `to`, and receives as many from `from`, in
-// segments.  Either may be null.
+// Sends `bytes` of `sent` to `to` and receives as many bytes from `from`, in
+// segments.  `sent` or `received` may be null.
 absl::Status SendRecv(const RingContext& context, int to, const void* sent,
                       int from, void* received, int64_t bytes);
 
-// The same, to and from `peer`.
+// SendRecv with one peer.
 absl::Status SendRecv(const RingContext& context, int peer, const void* sent,
                       void* received, int64_t bytes);
 

@@ -12,7 +12,7 @@ namespace {
 
 enum class Operands { kOwnFirst, kReceivedFirst };
 
-// One block, of at most kDoublingBlockBytes.
+// Allreduces one block of at most kDoublingBlockBytes.
 absl::Status AllreduceBlock(const RingContext& context,
                             const RingBuffers& buffers, std::byte* received) {
   const RingOrder& order = context.order;

@@ -10,10 +10,13 @@
 
 namespace tfring {
 
-// A longer buffer is reduced in blocks of this size, in turn.
+// A longer buffer is reduced in successive blocks of this size.
 inline constexpr int64_t kDoublingBlockBytes = 1 << 20;
 
-// output = reduction of every rank's input, on any number of ranks.
+// output = reduction of every rank's input, on any number of ranks.  An element
+// has the same bits on every rank, and they do not depend on the rest of the
+// buffer: each element is reduced along one tree over the ranks, and two ranks
+// that exchange operands reduce them in the same order.
 //
 // Bit-identical on every rank, and whatever else is in the buffer: each element
 // is reduced along one tree over the ranks, and the two ranks that meet reduce

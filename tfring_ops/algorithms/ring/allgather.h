@@ -10,8 +10,8 @@
 
 namespace tfring {
 
-// output = the ranks' inputs one after the other.  `bytes_of_rank[r]` is the
-// length of rank r's input, the same list on every rank.
+// output = the ranks' inputs, concatenated.  `bytes_of_rank[r]` is the length
+// of rank r's input; the list is the same on every rank.
 absl::Status RingAllgather(const RingContext& context, const void* input,
                            void* output,
                            absl::Span<const int64_t> bytes_of_rank);

@@ -60,8 +60,8 @@ absl::Status RingAllreduceBlocks(const RingContext& context,
     for (int j = 1; j < n - 1; ++j) {
       TFRING_RETURN_IF_ERROR(prims.RecvCopySend(chunk(block, j)));
     }
-    // See Note [Reduction by blocks] in blocks.h.  Behind the last block there
-    // is an empty one.
+    // See Note [Reduction by blocks] in blocks.h.  The block behind the last
+    // one is empty.
     TFRING_RETURN_IF_ERROR(blocks.Begin(blocks.at(block + 1)));
     TFRING_RETURN_IF_ERROR(prims.Send(chunk(block + 1, 1)));
     TFRING_RETURN_IF_ERROR(prims.Recv(chunk(block, n - 1)));

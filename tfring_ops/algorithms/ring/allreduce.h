@@ -17,8 +17,9 @@ namespace tfring {
 // kAverage divides by the number of ranks, on top of `buffers.scale`.
 absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers);
 
-// The same for each of `blocks`, in their places in `buffers`; kAverage adds.
-// REQUIRES: at least two ranks.
+// Allreduces each of `blocks`, which have places of their own in `buffers`;
+// kAverage only adds.
+// REQUIRES: there are at least two ranks.
 absl::Status RingAllreduceBlocks(const RingContext& context,
                                  const RingBuffers& buffers, Blocks& blocks);
 

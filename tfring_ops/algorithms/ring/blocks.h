@@ -22,13 +22,14 @@ namespace tfring {
 // A subclass may prepare and finish each block.
 class Blocks {
  public:
-  // `count` elements in blocks of `block_count`.
+  // Cuts `count` elements into blocks of `block_count`.
   Blocks(int64_t count, int64_t block_count)
       : count_(count), block_count_(block_count) {}
   virtual ~Blocks() = default;
 
   int64_t size() const { return (count_ + block_count_ - 1) / block_count_; }
-  // Empty behind the end.
+  // Returns the elements of a block.  Behind the last block, it returns an
+  // empty range.
   Range at(int64_t block) const {
     const int64_t begin = std::min(block * block_count_, count_);
     return {begin, std::min(block_count_, count_ - begin)};

@@ -9,8 +9,8 @@
 
 namespace tfring {
 
-// Part `index` of `count` elements cut into `parts` runs; their lengths differ
-// by one at most; the longer runs come first.
+// Returns part `index` of `count` elements that are cut into `parts` runs.
+// Their lengths differ by at most one, and the longer runs come first.
 inline Range ChunkOf(int64_t count, int parts, int index) {
   const int64_t length = count / parts;
   const int64_t longer = count % parts;
@@ -28,21 +28,21 @@ inline Range ChunkOf(int64_t count, int parts, int index) {
 // anywhere.
 inline constexpr int64_t kBorderBytes = 64;
 
-// `count` elements, and the gap behind them: up to the next border.
+// Returns `count`, rounded up to the next border.
 inline int64_t UpToBorder(int64_t count, DataType dtype) {
   const int64_t between = kBorderBytes / SizeInBytes(dtype);
   return (count + between - 1) / between * between;
 }
 
-// The most of `count` elements that end at a border; all, if none do.
+// Returns `count`, rounded down to the last border, or `count` if that would be
+// none.
 inline int64_t DownToBorder(int64_t count, DataType dtype) {
   const int64_t between = kBorderBytes / SizeInBytes(dtype);
   return count < between ? count : count / between * between;
 }
 
-// The same as ChunkOf with chunks that begin at borders, but for those behind
-// the end, which are empty.  Their lengths differ by at most the distance
-// between two borders.
+// ChunkOf with chunks that begin at borders.  Their lengths differ by at most
+// the distance between two borders; chunks behind the end are empty.
 inline Range AlignedChunkOf(int64_t count, int parts, int index,
                             DataType dtype) {
   const int64_t between = kBorderBytes / SizeInBytes(dtype);

@@ -19,10 +19,10 @@ namespace {
 
 // Note [Blocks of a grid]
 // The first axes work on a block while the last axis, between nodes, has the
-// previous or next block on the wire: see Note [Reduction by blocks].  At the
-// ends of the buffer there is no other block.  So there are some blocks at
-// least, unless their chunks would be so short that the steps along the last
-// axis cost more than is gained.
+// previous or the next block on the wire: see Note [Reduction by blocks].  At
+// the ends of the buffer there is no other block to work on.  So a buffer is
+// cut into at least kBlocks blocks, unless their chunks would be so short that
+// the steps along the last axis cost more than the overlap gains.
 constexpr int64_t kBlocks = 4;
 constexpr int64_t kLeastChunkBytes = 128 << 10;
 
@@ -55,7 +55,8 @@ class GridBlocks final : public Blocks {
   // This rank's range of `block` on the last axis.
   Range Place(Range block) const override { return Shares(block).back(); }
 
-  // Reduces `block` so far that each rank has its share in the output.
+  // Reduces `block` along the first axes: each rank then has its share in the
+  // output.
   absl::Status Begin(Range block) override {
     RingBuffers buffers = buffers_;
     const std::vector<Range> shares = Shares(block);
@@ -72,7 +73,7 @@ class GridBlocks final : public Blocks {
     return absl::OkStatus();
   }
 
-  // Brings all shares of `block` together.
+  // Gathers all shares of `block` along the first axes.
   absl::Status End(Range block) override {
     const std::vector<Range> shares = Shares(block);
     for (size_t axis = rings_.size(); axis-- > 0;) {
@@ -115,7 +116,7 @@ class GridBlocks final : public Blocks {
     return shares;
   }
 
-  const Rings rings_;  // but the last
+  const Rings rings_;  // the rings of all axes except the last
   RingBuffers buffers_;
   const int64_t element_bytes_;
 };

@@ -33,11 +33,11 @@ class RingGrid {
   // REQUIRES: `whole` outlives the grid.
   RingGrid(const RingContext& whole, const std::vector<int>& shape);
 
-  // Moving it would leave the rings behind.
+  // The rings hold references into the grid.
   RingGrid(const RingGrid&) = delete;
   RingGrid& operator=(const RingGrid&) = delete;
 
-  // By axis.
+  // One ring per axis.
   const std::vector<std::unique_ptr<RingContext>>& rings() const {
     return rings_;
   }
@@ -47,7 +47,7 @@ class RingGrid {
   std::vector<std::unique_ptr<RingContext>> rings_;
 };
 
-// output = reduction of every rank's input, bit-identical on every rank: an
+// output = reduction of every rank's input.  All ranks have the same bits: each
 // element becomes whole at one rank of the last axis, and is copied from there.
 absl::Status HierarchicalAllreduce(const RingGrid& grid, RingBuffers buffers);
 

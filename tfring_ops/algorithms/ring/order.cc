@@ -7,7 +7,7 @@
 namespace tfring {
 
 RingOrder RingOrder::ByNode(const Transport& transport) {
-  std::map<int, int> lowest_ranks;  // by node
+  std::map<int, int> lowest_ranks;  // the lowest rank of each node
   for (int rank = 0; rank < transport.size(); ++rank) {
     lowest_ranks.emplace(transport.node_of(rank), rank);
   }

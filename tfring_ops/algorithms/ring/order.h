@@ -11,25 +11,27 @@
 
 namespace tfring {
 
-// The same on every rank, but for `place`.
+// The order in which a ring visits the ranks.  Only `place` differs between
+// ranks.
 struct RingOrder {
-  // Nodes in the order of their lowest ranks, and ranks in order within.
+  // Visits the nodes in the order of their lowest ranks, and the ranks of a
+  // node in their own order.
   static RingOrder ByNode(const Transport& transport);
 
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // The rank that is `steps` steps before this one in the ring: 1 is the
-  // previous neighbour, size() - 1 the next.
+  // Returns the rank that is `steps` steps before this one in the ring: 1 is
+  // the previous neighbour, size() - 1 the next.
   // REQUIRES: 0 <= steps <= size().
   int Before(int steps) const {
     return ranks[(place + size() - steps) % size()];
   }
 
-  // The steps that the ring takes from `rank` to this one.
+  // The number of steps that the ring takes from `rank` to this one.
   int StepsFrom(int rank) const;
 
-  std::vector<int> ranks;  // as the ring visits them
-  int place = 0;           // of this rank among them
+  std::vector<int> ranks;  // in the order in which the ring visits them
+  int place = 0;           // the index of this rank in `ranks`
 };
 
 }  // namespace tfring

@@ -71,8 +71,8 @@ absl::Status Primitives::Drain() {
 }
 
 absl::Status Primitives::WaitForAll(const std::vector<OperationId>& sends) {
-  // The last first: where each wait is a call of a driver's, those before it
-  // need none any more.
+  // Wait for the last send first.  Where each wait is a call of a driver, the
+  // earlier sends then need no call of their own.
   for (auto send = sends.rbegin(); send != sends.rend(); ++send) {
     TFRING_RETURN_IF_ERROR(context_.transport.Wait(*send));
   }
@@ -120,8 +120,8 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
     post_receive(index + kSlots);
   }
   // `next` receives the sends of a primitive in its following primitive, or, if
-  // the primitive runs ahead of its turn, in the one after that: by now they
-  // have been received.
+  // that one runs ahead of its turn, in the one after it.  So it has received
+  // these by now.
   TFRING_RETURN_IF_ERROR(WaitForAll(std::exchange(earlier_sends_, {})));
   earlier_sends_ = std::exchange(sends_, std::move(sends));
   return absl::OkStatus();
@@ -129,14 +129,15 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
 
 void Primitives::Cut(Range chunk) {
   segments_.clear();
-  // The last piece that begins at the chunk's first element, or before it.
+  // The last piece that does not begin behind the chunk's first element.
   size_t index =
       std::upper_bound(offsets_.begin(), offsets_.end(), chunk.offset) -
       offsets_.begin() - 1;
   while (chunk.count > 0) {
     const RingPiece& piece = pieces_[index];
     const int64_t first = chunk.offset - offsets_[index];
-    if (first >= piece.count) {  // in the gap behind it
+    // The chunk begins in the gap behind this piece.
+    if (first >= piece.count) {
       if (++index == pieces_.size()) return;
       chunk.count -= offsets_[index] - chunk.offset;
       chunk.offset = offsets_[index];
@@ -177,7 +178,7 @@ absl::Status Primitives::ComputeWherePeeked(Segment segment, unsigned moves) {
     segment.input += part.size();
     segment.output += part.size();
     segment.count -= count;
-    if (segment.count == 0 && (moves & kSend)) break;  // Released as it is sent
+    if (segment.count == 0 && (moves & kSend)) break;  // The send releases it.
     context_.transport.Release(prev_);
   }
   return absl::OkStatus();

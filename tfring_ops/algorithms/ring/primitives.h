@@ -29,16 +29,16 @@
 
 namespace tfring {
 
-// The state that all algorithms of the ring need.
+// The state that all ring algorithms need.
 struct RingContext {
   Transport& transport;
   const Kernels& kernels;
   int64_t segment_bytes;  // the same on every rank
-  Workspace& scratch;     // of `kernels`, and kept by the caller
+  Workspace& scratch;     // allocated by `kernels`, and owned by the caller
   RingOrder order = RingOrder::ByNode(transport);
 };
 
-// A run of elements in one place.
+// Consecutive elements in one place of memory.
 struct RingPiece {
   const void* input = nullptr;
   void* output = nullptr;  // may be `input`; no other overlap
@@ -55,20 +55,21 @@ struct RingBuffers {
   ReduceOp op = ReduceOp::kSum;
   // Applied to each element once, at the rank where it becomes whole.
   double scale = 1.0;
-  // If there are any, they replace `input` and `output`, in a row with the gaps
-  // of Note [Aligned borders]: `count` is CountOf them.  The initializer makes
-  // it optional.
+  // If there are any pieces, they replace `input` and `output`.  They follow
+  // each other with the gaps of Note [Aligned borders], and `count` is CountOf
+  // them.  The initializer makes the field optional.
   absl::Span<const RingPiece> pieces = {};  // NOLINT
 };
 
-// The elements of all pieces, and the gap behind each.
+// Returns the number of elements of all pieces and of the gap behind each.
 int64_t CountOf(absl::Span<const RingPiece> pieces, DataType dtype);
 
 class Primitives {
  public:
   Primitives(const RingContext& context, const RingBuffers& buffers);
 
-  // The bytes that they use at the beginning of the context's scratch.
+  // The number of bytes that the primitives use at the beginning of the
+  // context's scratch.
   static int64_t ScratchBytes(const RingContext& context, DataType dtype);
 
   // input -> next
@@ -119,7 +120,7 @@ class Primitives {
   const int64_t segment_count_;  // elements in a segment
   const int prev_, next_;
   std::vector<RingPiece> pieces_;
-  std::vector<int64_t> offsets_;   // of each piece's first element
+  std::vector<int64_t> offsets_;   // index of each piece's first element
   std::vector<Segment> segments_;  // of the current primitive
   // The sends of the latest primitive and of the one before it.
   std::vector<OperationId> sends_, earlier_sends_;

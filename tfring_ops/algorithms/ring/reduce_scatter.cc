@@ -18,7 +18,7 @@ absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
   if (buffers.op == ReduceOp::kAverage) buffers.scale /= n;
 
   Primitives prims(context, buffers);
-  // The chunk that was this rank's `j` steps ago.
+  // The chunk of the rank that is `j` places before this one in the ring.
   const auto chunk = [&](int j) { return chunks[context.order.Before(j)]; };
 
   // Chunk r walks once round the ring and is whole at rank r.
@@ -55,8 +55,8 @@ absl::Status RingReduceScatterOwn(const RingContext& context,
   for (const Range& chunk : chunks) longest = std::max(longest, chunk.count);
   const auto* const input = static_cast<const std::byte*>(buffers.input);
   auto* const output = static_cast<std::byte*>(buffers.output);
-  // A part is a piece: number `round * n + j` is of the chunk that was this
-  // rank's `j` steps ago.
+  // Each part of each chunk is a piece.  Number `round * n + j` belongs to the
+  // chunk of the rank `j` places before this one.
   std::vector<RingPiece> pieces;
   std::vector<Range> parts;
   buffers.count = 0;

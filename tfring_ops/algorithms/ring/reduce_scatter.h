@@ -11,15 +11,15 @@
 namespace tfring {
 
 // Chunk `chunks[rank]` of the output = the same chunk of the reduction of every
-// rank's input.  The rest of the output, which is as long as the input, is
-// undefined: see Note [Partial sums go to the output].  The chunks, the same
-// list on every rank, may be empty and must not overlap.  kAverage divides by
-// the number of ranks, on top of `buffers.scale`.
+// rank's input.  The output is as long as the input, and its other chunks are
+// undefined: see Note [Partial sums go to the output].  `chunks` is the same on
+// every rank; chunks may be empty and must not overlap.  kAverage divides by
+// the number of ranks, in addition to `buffers.scale`.
 absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
                                absl::Span<const Range> chunks);
 
-// The same with an output that is chunk `chunks[rank]` and no more, apart from
-// the input.  Partial sums stay in the context's scratch.
+// RingReduceScatter with an output that consists of chunk `chunks[rank]` alone
+// and does not overlap the input.  Partial sums stay in the context's scratch.
 absl::Status RingReduceScatterOwn(const RingContext& context,
                                   RingBuffers buffers,
                                   absl::Span<const Range> chunks);

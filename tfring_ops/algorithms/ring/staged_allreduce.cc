@@ -11,10 +11,10 @@ namespace {
 
 // Note [Two blocks of staging]
 // If the stage does not hold everything, blocks use its two halves in turn.  A
-// block is loaded when the one before the last has been stored.  The sends of
-// the stored block are complete by then: a primitive waits for the sends of the
-// primitive before the last, and two primitives begin after a block's last
-// send; one of them is the block's last.
+// block is loaded when the one before the last has been stored.  By then the
+// sends of the stored block are complete: a primitive waits for the sends of
+// the primitive before the last one, and two primitives begin after a block's
+// last send, of which one is the block's last.
 class StagedBlocks final : public Blocks {
  public:
   StagedBlocks(int64_t count, int64_t block_count, bool takes_halves,

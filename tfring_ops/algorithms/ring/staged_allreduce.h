@@ -12,22 +12,21 @@
 
 namespace tfring {
 
-// The source and destination of such data: it is loaded into a stage, a block
-// at a time, and stored from there.
+// Data that are loaded into a stage, a block at a time, and stored from there.
 class Staging {
  public:
   virtual ~Staging() = default;
 
-  // Writes the elements `range`, as they travel, to `to`.
+  // Writes the elements `range` to `to`, in the form in which they are sent.
   virtual void Load(Range range, std::byte* to) = 0;
   // Stores the reduced elements `range` from `from`.
   virtual void Store(Range range, const std::byte* from) = 0;
 };
 
-// RingAllreduce of `buffers.count` elements of `staging`; the other buffers are
-// not used.  `stage`, of the same length on every rank, holds all of them, or
-// else at least two elements for each rank; two blocks are enough (see Note
-// [Reduction by blocks]), which StageBytes gives.
+// RingAllreduce of `buffers.count` elements of `staging`; the pointers in
+// `buffers` are not used.  `stage` has the same length on every rank.  It holds
+// all elements, or at least two for each rank; StageBytes gives the length of
+// two blocks, which are enough (see Note [Reduction by blocks]).
 absl::Status StagedRingAllreduce(const RingContext& context,
                                  RingBuffers buffers,
                                  absl::Span<std::byte> stage, Staging& staging);
