@@ -8,7 +8,15 @@ import re
 import numpy as np
 import pytest
 
-from tfring.bench import cli, peers, plots, report, sizes, statistics
+from tfring.bench import (
+    cli,
+    peers,
+    plots,
+    predict,
+    report,
+    sizes,
+    statistics,
+)
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import expect
 from tfring.bench.statistics import Row, Spread
@@ -216,3 +224,31 @@ def test_peers_name_the_dtypes_that_they_know():
     assert peers.missing("mpi", "int64") is None
     said = peers.missing("mpi", "float16")
     assert said == "mpi: measured with float32, float64, int32, int64 only"
+
+
+def test_predict_counts_what_backpropagation_hides():
+    tensors = [32 << 20] * 5  # three buckets; the last one is half as large
+    seconds = {64 << 20: 2.0, 32 << 20: 1.0}
+
+    def reduction(size):
+        return seconds[size], "ring"
+
+    alone = predict.predict(tensors, 0, reduction)
+    assert (alone.seconds, alone.buckets, alone.plans) == (5, 3, ["ring"])
+    assert alone.exposed_seconds == 5
+    # Buckets are complete after 4, 8 and 10 s.
+    assert predict.predict(tensors, 10, reduction).exposed_seconds == 1
+    # They are complete after 2, 4 and 5 s, and reduced after 4, 6 and 7.
+    assert predict.predict(tensors, 5, reduction).exposed_seconds == 2
+
+
+def test_predict_knows_the_cost_model(capsys):
+    arguments = ["--ranks=64", "--per_node=8", "--gbits=100", "--bytes=32m"]
+    assert cli.main(["predict", *arguments, "--backprop_ms=40"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "64 ranks on 8 nodes, 33.6 MB of gradients in 1 bucket"
+    assert re.fullmatch(r"reduced in [\d.]+ ms by ring", lines[1])
+    assert "beside 40.0 ms of backpropagation: 0% hidden" in lines[2]
+    with pytest.raises(SystemExit):
+        cli.main(["predict", "--ranks=10", "--per_node=8", "--gbits=1"])
+    assert "--ranks=10 is no multiple" in capsys.readouterr().err

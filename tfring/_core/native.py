@@ -52,6 +52,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "tfring_offload_statistics": [c_int32, c_int64, _INT64S],
     "tfring_describe_gpus": [c_char_p],
     "tfring_nccl_version": [c_int32],
+    "tfring_predict_allreduce": [
+        *(c_char_p, c_int32, c_int32, ctypes.POINTER(c_double), c_int64)
+    ],
 }
 
 _forked = False
@@ -196,6 +199,20 @@ def capi() -> ctypes.CDLL:
     # TensorFlow must open it first: it sees only those ops that are registered
     # while it opens the library itself.
     ops()
+    return _with_signatures()
+
+
+@functools.cache
+def capi_without_ops() -> ctypes.CDLL:
+    """Returns the same for a program that takes part in no job.
+
+    TensorFlow and MPI are not started, and cannot be used later.
+    """
+    abi.open_mpi(abi.mpi_library())
+    return _with_signatures()
+
+
+def _with_signatures() -> ctypes.CDLL:
     library = ctypes.CDLL(str(abi.LIBRARY))
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(library, name)

@@ -2,9 +2,11 @@
 
   tfringrun -np 2 tfring-bench allreduce --peers=mpi
   tfringrun -np 2 tfring-bench model --preset=resnet50 --json=resnet50.json
+  tfring-bench predict --ranks=512 --per_node=8 --gbits=100
 
 COMMAND is a collective, which is measured by size, from 4 bytes to 64 MiB; or
-`model`: all gradients of a known model, as a training step reduces them.
+`model`: all gradients of a known model, as a training step reduces them; or
+`predict`: how long that would take on a cluster, without ranks.
 
 Results are checked before anything is timed. All contestants take turns in each
 round. A time is the median over the rounds, of the slowest rank's time in each.
@@ -23,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import tfring
-from tfring.bench import peers, plots, report, sizes
+from tfring.bench import peers, plots, predict, report, sizes
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import measure
 from tfring.bench.statistics import Row
@@ -39,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     options = _parse(arguments)
+    if options.command == "predict":
+        # TensorFlow's library would greet whoever loads it.
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+        print(predict.run(options))
+        return 0
     tfring.init()
     first = tfring.rank() == 0
     if tfring.size() == 1:
@@ -67,6 +74,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Checks the command line, before TensorFlow is loaded for it."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command == "predict":
+        if options.ranks % options.per_node:
+            parser.error(
+                f"--ranks={options.ranks} is no multiple of "
+                f"--per_node={options.per_node}."
+            )
+        return options
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {options.rounds}.")
     if options.plot and find_spec("matplotlib") is None:
@@ -159,6 +173,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=sizes.PRESETS,
         default="resnet50",
         help="the model whose gradients are reduced; default: %(default)s",
+    )
+    predict.add_arguments(
+        commands.add_parser(
+            "predict", help="a step's communication on a cluster, without ranks"
+        )
     )
     return parser
 

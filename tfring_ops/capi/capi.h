@@ -99,6 +99,16 @@ TFRING_EXPORT const char* tfring_describe_gpus();
 // without one.
 TFRING_EXPORT int32_t tfring_nccl_version();
 
+// Returns the seconds that an allreduce of `bytes` takes by the cost model on
+// `nodes` of `ranks_per_node` ranks, a tab, and the name of the plan that is
+// chosen.  `costs` are the seven numbers of Costs
+// (algorithms/adaptive/cost_model.h), in their order.  The text is valid until
+// the same thread's next call.
+TFRING_EXPORT const char* tfring_predict_allreduce(int32_t nodes,
+                                                   int32_t ranks_per_node,
+                                                   const double* costs,
+                                                   int64_t bytes);
+
 // Writes the six fields of OffloadStatistics
 // (tfring/_memory/offload_options.py), in their order.  Returns 0, or 1 if no
 // step of that plan has begun yet, and nothing was written.
