@@ -69,6 +69,9 @@ from tfring._gradients.rounds import (
     LocalSGD as LocalSGD,
 )
 from tfring._keras.init import init as init
+from tfring._keras.sharded_parameters import (
+    shard_parameters as shard_parameters,
+)
 from tfring._memory.activations import (
     offload_activations as offload_activations,
 )

@@ -32,6 +32,7 @@ from tfring._gradients.local_variables import variable_key
 from tfring._gradients.overlap import Backpropagation
 from tfring._gradients.ready import Kind, Ready
 from tfring._gradients.request_names import request_names_of
+from tfring._memory.parameters import check_not_reduced
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_reduction, checked_tensor
@@ -94,10 +95,12 @@ def reduce_shared_gradients(
         stays `tf.IndexedSlices`.
 
     Raises:
-        NotImplementedError: `tf.IndexedSlices` have no such reduction.
+        NotImplementedError: `tf.IndexedSlices` have no such reduction, or a
+            variable is a sharded parameter.
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     count_call()
+    check_not_reduced(variables)
     options = for_this_compiler(options)
     process_set = options.process_set
     is_included = process_set.included()

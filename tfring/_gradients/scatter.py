@@ -34,7 +34,8 @@ def scatter_gradients(
 
     Args:
         gradients: One for each of the layout's variables: a tensor,
-            `tf.IndexedSlices`, which are made dense, or None.
+            `tf.IndexedSlices`, which are made dense, or None. That of a sharded
+            parameter is the mean of this rank's part already.
         layout: Assigns the shares of the variables to the ranks.
 
     Returns:
@@ -55,6 +56,8 @@ def scatter_gradients(
                 gradients[i], layout.variables[i], layout.names[i]
             )
             check_reduction("gradients", options.op, dense[i].dtype)
+            if layout.shares[i].parameter and options.op is ReduceOp.Sum:
+                dense[i] *= layout.size
     if layout.size == 1:
         return [
             (layout.shares[i], layout.shares[i].of(dense[i])) for i in order
@@ -96,7 +99,7 @@ def scatter_gradients(
             for i, part in own.items():
                 parts[i] = tf.cast(part, bucket.dtype)
     return [
-        # An empty variable is in no bucket.
+        # An empty variable and a sharded parameter are in no bucket.
         (
             layout.shares[i],
             parts[i] if i in parts else layout.shares[i].of(dense[i]),

@@ -32,6 +32,7 @@ from tfring._core import native
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
 from tfring._gradients.reducer import buckets_of, name_of
+from tfring._memory.parameters import ParameterShare, parameter_share
 from tfring._ops.ordering import traced_for_xla
 
 # The widest CPU vector has at most this many elements.
@@ -71,6 +72,12 @@ class _Cut:
         return begin, min(self.count, begin + self.part)
 
 
+def ranges_of(shape: tuple[int, ...], size: int) -> tuple[tuple[int, int], ...]:
+    """Returns the elements of each rank of a variable that all ranks share."""
+    [cut] = _cut_all([shape], size)
+    return tuple(cut.range_of(rank) for rank in range(size))
+
+
 def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
     counts = [math.prod(shape) for shape in shapes]
     loads = [0] * size
@@ -100,15 +107,23 @@ class Share:
         begin: The index of its first element.
         end: The index after its last element.
         value: The current value during an update; otherwise None.
+        parameter: If the rank keeps this part of the variable alone: what
+            `tfring.shard_parameters` has made of the variable.
     """
 
     constraint = None
     overwrite_with_gradient = False
 
     def __init__(
-        self, index: int, dtype: tf.DType, begin: int, end: int
+        self,
+        index: int,
+        dtype: tf.DType,
+        begin: int,
+        end: int,
+        parameter: ParameterShare | None = None,
     ) -> None:
         self.index = index
+        self.parameter = parameter
         self.dtype = dtype
         self.name = self.path = self._unique_id = f"share_{index}"
         self.begin, self.end = begin, end
@@ -119,9 +134,16 @@ class Share:
         return tf.TensorShape([self.end - self.begin])
 
     def of(self, tensor: Any) -> tf.Tensor:
-        """Returns this part of a tensor of the variable's shape, flat."""
-        tensor = tf.convert_to_tensor(tensor)
-        return tf.cast(_part(tensor, self.begin, self.end), self.dtype)
+        """Returns this part of a tensor of the variable's shape, flat.
+
+        A sharded parameter, and a gradient of it, are this part already.
+        """
+        if self.parameter is None:
+            tensor = tf.convert_to_tensor(tensor)
+            tensor = _part(tensor, self.begin, self.end)
+        elif parameter_share(tensor) is not None:
+            tensor = self.parameter.stored.read_value()
+        return tf.cast(tensor, self.dtype)
 
     def assign(self, value: Any) -> None:
         self.value = tf.convert_to_tensor(value, self.dtype)
@@ -315,8 +337,8 @@ class Layout:
         dtypes = [tf.as_dtype(v.dtype) for v in self.variables]
         # This rank's share of each variable.
         self.shares = [
-            Share(i, dtypes[i], *cut.range_of(self.rank))
-            for i, cut in enumerate(cuts)
+            Share(i, dtypes[i], *cut.range_of(self.rank), parameter_share(v))
+            for i, (cut, v) in enumerate(zip(cuts, self.variables, strict=True))
         ]
         self._cuts = cuts
         self.buckets = [
@@ -343,8 +365,10 @@ class Layout:
         order = [
             i
             for i in reversed(range(len(self.variables)))
-            # Empty variables are not sent.
+            # Empty variables are not sent, and backpropagation reduces the
+            # gradients of sharded parameters.
             if 0 not in tuple(self.variables[i].shape)
+            and self.shares[i].parameter is None
         ]
         variables = [self.variables[i] for i in order]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]

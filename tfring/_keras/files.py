@@ -134,7 +134,7 @@ def save_model_to_hdf5(
 ) -> Any:
     """Refuses a file of Keras's older format, which has no whole states."""
     parts = [
-        f"'{shard.variable.path}' has some rows of a ShardedEmbedding's table"
+        shard.description
         for shard in shards_of(model)
         if shard.size > 1 and shard.optimizer is None
     ]

@@ -56,9 +56,11 @@ from tfring._keras.saving import (
     GatherStates,
     check_tells_when_it_saves,
     has_shards,
+    keeps_weights,
     saves_in_batches,
     saves_models,
 )
+from tfring._memory.parameters import parameters_of
 from tfring._ops.gather_json import gather_by_rank
 from tfring._optim.rounds import optimizers_in_rounds
 from tfring._optim.running_fits import RunningFit, known_to_fit
@@ -151,6 +153,10 @@ def _gather(
         "writes": [written for each in given if (written := written_by(each))],
         "saves elsewhere": any(
             saves_models(each) and written_by(each) is None for each in given
+        )
+        or (
+            any(map(keeps_weights, given))
+            and bool(parameters_of(callback_list.model.trainable_variables))
         ),
         "saves in batches": any(map(saves_in_batches, given)),
         "backups": backups(given),

@@ -22,7 +22,7 @@ import keras
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
-from tfring._keras import files, fit, models, step
+from tfring._keras import files, fit, models, sharded_parameters, step
 
 
 class Hook(NamedTuple):
@@ -58,6 +58,7 @@ _WARNING = "the warning to ranks that train apart"
 _SCALES = "loss scales"
 _ACCUMULATION = "backward_passes_per_step"
 _SHARES = "shard_states"
+_PARAMETERS = "tfring.shard_parameters"
 _TABLES = "tfring.layers.ShardedEmbedding"
 _FILES = "saving and loading whole states"
 
@@ -80,6 +81,10 @@ HOOKS = (
     Hook(_SCALED, "apply", "self grads trainable_variables", _SCALES,
          step.apply_scaled),
     Hook(_OPTIMIZER, "build", "self variables", _TABLES, step.build),
+    Hook(_OPTIMIZER, "_var_key", "self variable", _PARAMETERS,
+         sharded_parameters.var_key),
+    Hook(keras.Variable, "_initialize_with_initializer", "self initializer",
+         _PARAMETERS, sharded_parameters.initialize_with_initializer),
     Hook(_OPTIMIZER, "add_variable_from_reference", "self reference_variable",
          _TABLES, step.add_variable_from_reference),
     Hook(_OPTIMIZER, "_trackable_children", "self", _TABLES,

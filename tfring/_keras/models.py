@@ -22,6 +22,7 @@ from tfring._gradients.reducer import count_of_calls
 from tfring._keras.loss_reductions import warn_of_reductions
 from tfring._ops.global_mean import counting_own_elements
 from tfring._ops.ordering import count_of_starts
+from tfring._optim.parameters import check_knows_parameters
 from tfring._optim.undistributed import warn_not_distributed
 from tfring._state.optimizers import distributed_optimizers
 
@@ -31,6 +32,8 @@ def make_train_function(
 ) -> Any:
     """Tells optimizers about their model, and warns if nothing reduces."""
     before = model.train_function
+    if getattr(model, "optimizer", None) is not None:
+        check_knows_parameters(model.optimizer, model.trainable_variables)
     for optimizer in distributed_optimizers(model):
         optimizer._found_in(model)
     result = keras_make(model, *args, **kwargs)

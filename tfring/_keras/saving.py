@@ -31,6 +31,13 @@ def saves_models(callback: Any) -> bool:
     return hasattr(callback, "save_freq")
 
 
+def keeps_weights(callback: Any) -> bool:
+    """Tells whether a callback of Keras reads all weights in an epoch's end."""
+    return isinstance(callback, keras.callbacks.EarlyStopping) and bool(
+        callback.restore_best_weights
+    )
+
+
 def saves_in_batches(callback: Any) -> bool:
     """Tells whether a callback saves between the ends of epochs."""
     return saves_models(callback) and callback.save_freq != "epoch"

@@ -12,7 +12,9 @@ from typing import Any
 
 from tfring._gradients.local_gradients import scale_unless_by_tape
 from tfring._gradients.local_variables import is_row_shard
+from tfring._keras.sharded_parameters import is_in_scope
 from tfring._optim.optimizer_class import Distributed
+from tfring._optim.parameters import check_knows_parameters
 from tfring._state.optimizers import distributed_optimizers
 from tfring._state.records import record_of
 from tfring._state.row_shards import check_optimizer
@@ -22,10 +24,13 @@ from tfring._state.shards import Shard, shard_of
 def build(
     keras_build: Callable[..., None], optimizer: Any, variables: Sequence[Any]
 ) -> None:
-    """Refuses a table for an optimizer that needs more than its own rows."""
+    """Refuses variables of which an optimizer needs more than this rank has."""
     for variable in variables:
         if is_row_shard(variable):
             check_optimizer(optimizer, variable)
+    # A model that is loaded gets its distributed optimizer afterwards.
+    if not is_in_scope():
+        check_knows_parameters(optimizer, variables)
     keras_build(optimizer, variables)
 
 
@@ -39,7 +44,7 @@ def add_variable_from_reference(
     """Notes that a state belongs to some rows of a table."""
     state = keras_add(optimizer, reference_variable, *args, **kwargs)
     rows = shard_of(reference_variable)
-    if rows is not None:
+    if rows is not None and is_row_shard(reference_variable):
         record = record_of(state)
         record.state_for = reference_variable
         record.shard = Shard(state, rows.split, rows.rank)

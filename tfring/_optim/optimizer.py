@@ -135,7 +135,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             of an allreduce. For SGD, Adam, AdamW, Adamax, Nadam, RMSprop,
             Adagrad, Adadelta, Ftrl and Lion, and a `LossScaleOptimizer` around
             them. Sparse gradients are made dense. Save within
-            `tfring.whole_states`. Must agree across ranks.
+            `tfring.whole_states`. With `tfring.shard_parameters` the weights
+            are sharded, too. Must agree across ranks.
         sync: For slow links: `tfring.LocalSGD`, `tfring.DiLoCo` or
             `tfring.Gossip`. The ranks train apart in rounds of several updates,
             and average weights after each. `compression` is then that of the

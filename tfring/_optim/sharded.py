@@ -21,7 +21,11 @@ import keras
 import tensorflow as tf
 
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.local_variables import is_row_shard, variable_key
+from tfring._gradients.local_variables import (
+    inner_variable,
+    is_row_shard,
+    variable_key,
+)
 from tfring._gradients.reduced_by_tape import take_reduced
 from tfring._gradients.scatter import (
     gather_shares,
@@ -29,9 +33,13 @@ from tfring._gradients.scatter import (
     summed,
 )
 from tfring._gradients.shares import Layout, Share
+from tfring._memory.gathers import assign_share, use_second_gathers
+from tfring._memory.parameters import parameter_share
+from tfring._ops.autograph import not_converted
 from tfring._ops.compression import NoneCompressor, split_engine_cast
 from tfring._ops.reductions import ReduceOp
 from tfring._optim.optimizer_class import Distributed
+from tfring._optim.parameters import check_not_scaled, check_parameters
 from tfring._state.records import record_of
 from tfring._state.shards import Shard
 from tfring._state.splits import Flat
@@ -117,6 +125,7 @@ class Sharded(WholeStates, Distributed):
                     "Leave shard_states out."
                 )
         if not self.built:
+            check_parameters(self, variables, self._tfring_options)
             # Attribute tracking is bypassed.
             self.__dict__["_tfring_layout"] = Layout(
                 variables, self._tfring_options
@@ -140,6 +149,11 @@ class Sharded(WholeStates, Distributed):
         name: str | None = None,
         initializer: Any = "zeros",
     ) -> Any:
+        if parameter_share(reference_variable) is not None:
+            layout = self._tfring_layout
+            reference_variable = layout.shares[
+                layout.index_of(reference_variable)
+            ]
         if not isinstance(reference_variable, Share):
             return super().add_variable_from_reference(
                 reference_variable, name=name, initializer=initializer
@@ -173,6 +187,7 @@ class Sharded(WholeStates, Distributed):
             "would be updated on one rank alone. Leave shard_states out."
         )
 
+    @not_converted
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
@@ -192,10 +207,12 @@ class Sharded(WholeStates, Distributed):
         if not self.built:
             self.build(trainable_variables)
         if self._averages_accumulated():
+            use_second_gathers()
             self._offload(grads)
             self._apply_by_keras(grads, trainable_variables)
             return
         self._check_variables_are_known(trainable_variables)
+        use_second_gathers()
         shared = self._scattered(grads, trainable_variables)
         self._offload(grads)
         self._apply_shares([g for _, g in shared], [s for s, _ in shared])
@@ -217,7 +234,9 @@ class Sharded(WholeStates, Distributed):
     def _reduce_before_check(
         self, grads: Sequence[Any], variables: Any
     ) -> tuple[Sequence[Any], Any]:
+        use_second_gathers()
         if self._averages_accumulated():
+            check_not_scaled(self, variables)
             return super()._reduce_before_check(grads, variables)
         shared = self._scattered(grads, variables)
         finite = [tf.reduce_all(tf.math.is_finite(g)) for _, g in shared]
@@ -317,9 +336,18 @@ class Sharded(WholeStates, Distributed):
             share.value = None
 
     def _gather(self, values: Sequence[tuple[Share, Any]]) -> None:
-        """Gathers the ranks' shares, and assigns them to the variables."""
+        """Gathers the ranks' shares, and assigns them to the variables.
+
+        A sharded parameter gets this rank's share.
+        """
         layout = self._tfring_layout
-        for i, value in gather_shares(values, layout):
+        whole = []
+        for share, value in values:
+            if share.parameter is None:
+                whole.append((share, value))
+            else:
+                assign_share(share.parameter, tf.convert_to_tensor(value))
+        for i, value in gather_shares(whole, layout):
             layout.variables[i].assign(value)
 
     def _distributed_tf_update_step(
@@ -332,9 +360,9 @@ class Sharded(WholeStates, Distributed):
         """Returns a share of the weights after Keras's weight decay."""
         variable = self._tfring_layout.variables[share.index]
         part = share.of(variable)
-        if isinstance(variable, keras.Variable):
-            variable = variable.value
-        if self.weight_decay is None or not self._use_weight_decay(variable):
+        if self.weight_decay is None or not self._use_weight_decay(
+            inner_variable(variable)
+        ):
             return part
         rate = tf.cast(self.learning_rate, part.dtype)
         return part - part * tf.cast(self.weight_decay, part.dtype) * rate

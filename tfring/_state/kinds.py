@@ -8,7 +8,8 @@ comparisons of weights read it, and nothing else decides.
 | ALIKE       | weights, momenta, iterations     | copies the root's    |
 | FOLDED      | seeds                            | folds with the rank  |
 | SHARD       | states with `shard_states=True`, | shares out the root's|
-|             | tables of `ShardedEmbedding`     |                      |
+|             | tables of `ShardedEmbedding`,    |                      |
+|             | parameters of `shard_parameters` |                      |
 | ACCUMULATED | gradients of several batches     | takes the ranks' mean|
 | OWN         | metrics, local variables         | leaves them alone    |
 

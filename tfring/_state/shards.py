@@ -1,16 +1,17 @@
 """Variables that are sharded over the ranks, and how they are saved and loaded.
 
-With `shard_states=True` each rank has a shard of the optimizer's states, and
-with `tfring.layers.ShardedEmbedding` a shard of the table and of the states for
-it. A file holds whole values, as one rank alone would write them. Saving
-therefore needs the shards of all ranks, while most programs save on one rank:
-the ranks gather whole values first, by `whole_states`. Loading needs no other
-rank, because each rank takes its shard of the value that it reads.
+With `shard_states=True` each rank has a shard of the optimizer's states, with
+`tfring.layers.ShardedEmbedding` a shard of the table and of the states for it,
+and with `tfring.shard_parameters` a shard of each large parameter. A file holds
+whole values, as one rank alone would write them. Saving therefore needs the
+shards of all ranks, while most programs save on one rank: the ranks gather
+whole values first, by `whole_states`. Loading needs no other rank, because each
+rank takes its shard of the value that it reads.
 
 Note [Loaded on one rank]: a rank that loads a state keeps the whole value until
 its next step, so that a broadcast from this rank can give all ranks their
-shards. Only rank 0 keeps a table: it may be too large for every rank of a
-machine to have a copy.
+shards. Only rank 0 keeps a table or a parameter: a machine may have no memory
+for a copy on every rank.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Shard:
         rank: The number of this rank in `process_set`.
         process_set: The ranks that have shards.
         optimizer: The optimizer with `shard_states=True` whose state it is.
-            None if it is a table of a ShardedEmbedding or a state for one.
+            None if it is a table of a ShardedEmbedding, a state for one, or a
+            parameter.
     """
 
     def __init__(
@@ -148,15 +150,22 @@ class Shard:
             known = self._value_of(each)
             if known is not None:
                 return known
-        who = (
-            f"'{self.variable.path}' has the rows of a ShardedEmbedding"
-            if self.optimizer is None
-            else f"The optimizer '{self.optimizer.name}' has shard_states=True"
-        )
         raise RuntimeError(
-            f"{who}: this rank has 1/{self.size} of the values, and cannot "
-            f"save them alone. {self._why_not_whole()}"
+            f"{self.description}: this rank has 1/{self.size} of the values, "
+            f"and cannot save them alone. {self._why_not_whole()}"
         )
+
+    @property
+    def description(self) -> str:
+        """What it is a shard of, at the beginning of an error."""
+        if self.optimizer is not None:
+            return (
+                f"The optimizer '{self.optimizer.name}' has shard_states=True"
+            )
+        path = variable_name(self.variable)
+        if isinstance(self.split, Strided):
+            return f"'{path}' has some rows of a ShardedEmbedding's table"
+        return f"The parameter '{path}' is sharded (tfring.shard_parameters)"
 
     def _value_of(self, gathered: _Gathered) -> np.ndarray | None:
         """Returns a gathered value, if it is still current."""
@@ -201,7 +210,7 @@ class Shard:
                 f"ranks and has the whole shape {self.split.shape}. Load the "
                 "value of a model or an optimizer of the same shapes."
             )
-        keeps = not isinstance(self.split, Strided) or self.rank == 0
+        keeps = self.optimizer is not None or self.rank == 0
         if keeps:
             whole = np.asarray(whole)
         self._assign(self.split.shard_of(whole, self.rank))
@@ -338,10 +347,9 @@ def share_loaded(
             if all(each[number][0] for each in of_ranks.values()):
                 continue  # Each rank has loaded by itself.
             raise RuntimeError(
-                f"Rank {root_rank} has loaded '{shard.variable.path}', the "
-                "rows of a ShardedEmbedding, and is not rank 0: it keeps its "
-                "rows alone, and cannot give the other ranks theirs. Load on "
-                "rank 0, or on every rank."
+                f"{shard.description}. Rank {root_rank} has loaded it, and is "
+                "not rank 0: it keeps its own part alone, and cannot give the "
+                "other ranks theirs. Load on rank 0, or on every rank."
             )
 
 

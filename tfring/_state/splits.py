@@ -2,7 +2,8 @@
 
 | split   | the shard of a rank        | used for                        |
 |---------|----------------------------|---------------------------------|
-| Flat    | consecutive elements, flat | states with `shard_states=True` |
+| Flat    | consecutive elements, flat | states with `shard_states=True`,|
+|         |                            | parameters                      |
 | Strided | every `size`-th row        | tables of `ShardedEmbedding`    |
 """
 

@@ -160,6 +160,7 @@ def warn_if_not_broadcast(
         for variable in variables
         if hasattr(variable, "assign")
         and variable not in options.local_variables
+        and notes_on(variable).shard is None
     ]
     key = _key(process_set)
     if all(key in notes_on(variable).compared_in for variable in shared):

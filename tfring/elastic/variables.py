@@ -11,19 +11,14 @@ from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._state.broadcast_variables import broadcast_variables
-from tfring._state.kinds import (
-    Kind,
-    are_in_a_round,
-    kind_of,
-    rounds_among,
-)
+from tfring._state.kinds import are_in_a_round, rounds_among
 from tfring._state.model_state import (
     local_variables_of,
     shared_variables,
     without_metrics,
 )
 from tfring._state.round_state import assign_all
-from tfring._state.shards import shards_of, split_off_shards
+from tfring._state.shards import shard_of, shards_of, split_off_shards
 from tfring._state.whole_states import (
     assign_whole_values,
     average_all_accumulated,
@@ -270,14 +265,12 @@ class KerasState(TensorFlowKerasState):
 
 
 def _check_no_rows(name: str, variables: Iterable[Any]) -> None:
-    for variable in variables:
-        if kind_of(variable) is Kind.SHARD:
-            raise NotImplementedError(
-                f"{name}: '{variable.name}' has some rows of a "
-                "ShardedEmbedding's table, which are lost with their rank. "
-                "Elastic jobs take keras.layers.Embedding; or save the model "
-                "now and then, and start a lost job again."
-            )
+    for shard in filter(None, map(shard_of, variables)):
+        raise NotImplementedError(
+            f"{name}: {shard.description}. These values are lost with their "
+            "rank. In elastic jobs keep the variable whole; or save the model "
+            "now and then, and start a lost job again."
+        )
 
 
 def _values(variables: Iterable[Any]) -> list[Any]:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._core import runtime
+from tfring._keras.sharded_parameters import not_sharded
 from tfring._ops.alltoall import alltoall
 from tfring._ops.arguments import own_name
 from tfring._ops.autograph import not_converted
@@ -130,12 +131,13 @@ class ShardedEmbedding(keras.layers.Layer):
         if self.built:
             return
         rank, size = runtime.rank(), runtime.size()
-        self.rows = self.add_weight(
-            shape=(len(range(rank, self.input_dim, size)), self.output_dim),
-            initializer=self._initial_rows,
-            name="embeddings",
-            autocast=False,
-        )
+        with not_sharded():
+            self.rows = self.add_weight(
+                shape=(len(range(rank, self.input_dim, size)), self.output_dim),
+                initializer=self._initial_rows,
+                name="embeddings",
+                autocast=False,
+            )
         shard_rows(self.rows, self.input_dim, rank, size)
         self.built = True
 

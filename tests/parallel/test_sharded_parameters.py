@@ -1,0 +1,577 @@
+"""Models of shard_parameters train as models with whole parameters."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import (
+    assert_alike,
+    assert_each_close,
+    assert_each_equal,
+    with_loss_scale,
+)
+
+import tfring
+from tfring._memory.parameters import parameter_share, parameters_of
+
+layers, optimizers = keras.layers, keras.optimizers
+WORDS, WIDTH, LENGTH, BATCH, STEPS = 60, 16, 4, 4, 3
+# The groups are the embedding, each of the blocks, and the head.
+SCOPE = {"min_elements": 200, "group_bytes": 6200}
+
+
+def thorough(*values):
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+pytestmark = pytest.mark.usefixtures("several_ranks")
+
+
+@pytest.fixture
+def several_ranks(size):
+    if size == 1:
+        pytest.skip("one process keeps whole parameters")
+
+
+def scope(sharded=True):
+    if sharded:
+        return tfring.shard_parameters(**SCOPE)
+    return contextlib.nullcontext()
+
+
+class Block(layers.Layer):
+    def __init__(self, remat=False, **how):
+        super().__init__(**how)
+        self.remat = remat
+
+    def build(self, shape):
+        self.wide = layers.Dense(3 * WIDTH, activation="tanh")
+        self.narrow = layers.Dense(WIDTH)
+        self.norm = layers.LayerNormalization()
+        self.wide.build(shape)
+        self.narrow.build((*shape[:-1], 3 * WIDTH))
+        self.norm.build(shape)
+        self.built = True
+
+    def call(self, x):
+        def of(y):
+            return self.narrow(self.wide(y))
+
+        return self.norm(x + (keras.remat(of) if self.remat else of)(x))
+
+
+def stacked(blocks=2, *, remat=False, tied=False, lstm=False, regularizer=None):
+    words = keras.Input((LENGTH,), dtype="int32")
+    embed = layers.ReversibleEmbedding(WORDS, WIDTH)
+    x = embed(words)
+    for _ in range(blocks):
+        x = Block(remat)(x)
+    if lstm:
+        x = layers.LSTM(WIDTH, return_sequences=True)(x)
+        x = layers.BatchNormalization()(x)
+    head = layers.Dense(WORDS, kernel_regularizer=regularizer)
+    x = embed(x, reverse=True) if tied else head(x)
+    return keras.Model(words, layers.Activation("linear", dtype="float32")(x))
+
+
+def built(sharded=True, make=stacked):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    with scope(sharded):
+        return make()
+
+
+def data(steps=STEPS):
+    rng = np.random.default_rng(tfring.rank())
+    words = rng.integers(0, WORDS, (steps * BATCH, LENGTH))
+    return words, np.roll(words, 1, axis=1)
+
+
+def adam(**how):
+    return optimizers.Adam(0.01, **how)
+
+
+def compiled(model, optimizer=None, **how):
+    model.compile(
+        optimizer or tfring.DistributedOptimizer(adam(), shard_states=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **{"jit_compile": False, **how},
+    )
+    return model
+
+
+def fit(model, callbacks=(), epochs=1, **how):
+    return model.fit(
+        *data(),
+        batch_size=BATCH,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+        **how,
+    )
+
+
+def whole_weights(model):
+    with tfring.whole_states(model):
+        return model.get_weights()
+
+
+def trained_pair(make=stacked, optimizer=adam, distributed=None, **how):
+    """The weights after training with shares and with whole parameters."""
+
+    def trained(sharded):
+        model = built(sharded, make)
+        made = (distributed or tfring.DistributedOptimizer)(
+            optimizer(), shard_states=True
+        )
+        fit(compiled(model, made, **how))
+        assert bool(parameters_of(model.variables)) is sharded
+        return whole_weights(model)
+
+    return trained(True), trained(False)
+
+
+def compare(*pair, exact=True):
+    if exact and tfring.size() == 2:
+        assert_each_equal(*pair)
+    else:
+        assert_each_close(*pair, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("exact", "how"),
+    [
+        (True, {}),
+        thorough(False, {"jit_compile": True}),
+        thorough(True, {"run_eagerly": True}),
+        thorough(True, {"steps_per_execution": 3}),
+    ],
+)
+def test_trains_as_whole_parameters(exact, how):
+    compare(*trained_pair(**how), exact=exact)
+
+
+def frozen(**how):
+    model = stacked(**how)
+    model.layers[2].trainable = False
+    return model
+
+
+def sgd():
+    return optimizers.SGD(0.05, momentum=0.9)
+
+
+def all_kinds():
+    return frozen(tied=True, remat=True, lstm=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        all_kinds,
+        thorough(frozen),
+        thorough(lambda: stacked(remat=True)),
+        thorough(lambda: stacked(lstm=True)),
+        thorough(lambda: stacked(regularizer="l2")),
+    ],
+)
+def test_kinds_of_layers(make):
+    # The order of additions differs for a tied table.
+    compare(*trained_pair(make, sgd), exact=make is not all_kinds)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "distributed"),
+    [
+        (
+            lambda: optimizers.AdamW(
+                0.01,
+                weight_decay=0.1,
+                global_clipnorm=0.1,
+                gradient_accumulation_steps=2,
+                use_ema=True,
+                ema_overwrite_frequency=2,
+            ),
+            None,
+        ),
+        thorough(lambda: adam(clipnorm=0.05), None),
+        thorough(
+            adam,
+            lambda each, **how: with_loss_scale(each, inside=True, **how),
+        ),
+        thorough(
+            adam,
+            lambda each, **how: tfring.DistributedOptimizer(
+                each, op=tfring.Sum, **how
+            ),
+        ),
+    ],
+)
+def test_the_optimizer_updates_shares(optimizer, distributed):
+    pair = trained_pair(lambda: stacked(1), optimizer, distributed)
+    compare(*pair, exact=False)
+
+
+def test_mixed_precision_gathers_in_the_compute_dtype():
+    def mixed():
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        try:
+            return stacked()
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    traced = operations_of(step_of(built(make=mixed)))
+    gathers = gathers_of_parameters(traced)
+    # Keras's embedding looks up in float32, and casts the rows.
+    assert gathers[0].inputs[0].dtype == tf.float32
+    assert {o.inputs[0].dtype for o in gathers[1:]} == {tf.bfloat16}
+    scatters = [o for o in traced if o.type == "TfringScatterInPlaceStart"]
+    assert len(scatters) == 5
+    assert {o.inputs[0].dtype for o in scatters} == {tf.float32}
+
+
+def step_of(model, optimizer=None):
+    """A step of a user's own."""
+    optimizer = optimizer or tfring.DistributedOptimizer(
+        sgd(), shard_states=True
+    )
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(
+                    y, model(x, training=True), from_logits=True
+                )
+            )
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    return step
+
+
+def operations_of(step):
+    x, y = data(1)
+    return step.get_concrete_function(x, y).graph.get_operations()
+
+
+def gathers_of_parameters(operations):
+    return [
+        each
+        for each in operations
+        if each.type == "TfringGatherInPlaceStart"
+        and each.get_attr("request_name").startswith(b"parameters/")
+    ]
+
+
+def test_two_groups_are_whole_at_a_time():
+    """Whatever reads a group has run before the group after the next."""
+    operations = operations_of(step_of(built(make=lambda: stacked(3))))
+    number_of = {each.name: i for i, each in enumerate(operations)}
+    gathers = gathers_of_parameters(operations)
+    names = [tf.compat.as_str(o.get_attr("request_name")) for o in gathers]
+    first = [name for name in names if not name.endswith("/again")]
+    again = [name for name in names if name.endswith("/again")]
+    assert len(first) == 5
+    # Neither the last group nor a table that is looked up.
+    assert again == [f"{name}/again" for name in first[-2:0:-1]]
+    for older, newer in zip(first[:-2], first[2:], strict=True):
+        begin, end = (names.index(name) for name in (older, newer))
+        awaited = ancestors(gathers[end])
+        readers = [
+            user
+            for user in forward_users(gathers[begin], operations)
+            if number_of[user.name] < number_of[gathers[end].name]
+        ]
+        assert readers
+        assert {user.name for user in readers} <= awaited
+    for name in again:
+        done = next(
+            o
+            for o in operations
+            if o.type == "TfringDone"
+            and o.inputs[-2].op is gathers[names.index(name)]
+        )
+        assert any(output.consumers() for output in done.outputs[:-1])
+
+
+def ancestors(operation):
+    """The names of all operations that run before."""
+    found, rest = set(), [operation]
+    while rest:
+        each = rest.pop()
+        for other in [t.op for t in each.inputs] + each.control_inputs:
+            if other.name not in found:
+                found.add(other.name)
+                rest.append(other)
+    return found
+
+
+def forward_users(start, operations):
+    """The products that read what a gather gives."""
+    [done] = [
+        each
+        for each in operations
+        if each.type == "TfringDone"
+        and any(tensor.op is start for tensor in each.inputs)
+    ]
+    found, rest = [], list(done.outputs[:-1])
+    while rest:
+        for user in rest.pop().consumers():
+            if user.type in ("Identity", "IdentityN", "Reshape", "Cast"):
+                rest += user.outputs
+            elif user.type in ("MatMul", "Einsum", "GatherV2", "BatchMatMulV2"):
+                found.append(user)
+    return found
+
+
+def test_a_parameter_without_a_gradient_is_left_alone():
+    with scope():
+        used, unread, unused = (layers.Dense(20) for _ in range(3))
+        for layer in (used, unread, unused):
+            layer.build((1, 20))
+    kernels = [layer.kernel for layer in (used, unread, unused)]
+    x = tf.ones((2, 20))
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            unused(x)
+            loss = tf.reduce_sum(used(x))
+        return tape.gradient(loss, kernels)
+
+    of_used, *others = gradients()
+    assert others == [None, None]
+    size = int(parameter_share(used.kernel).stored.shape[0])
+    np.testing.assert_array_equal(of_used, np.full(size, 2.0))
+
+
+def test_a_frozen_group_is_not_reduced():
+    def scatters(make):
+        operations = operations_of(step_of(built(make=make)))
+        return sum(o.type == "TfringScatterInPlaceStart" for o in operations)
+
+    # The other variables of a layer may share the bucket of small ones.
+    assert scatters(frozen) == scatters(stacked) - 1
+
+
+def test_a_rank_keeps_its_share(size):
+    model = compiled(built())
+    fit(model)
+    whole = built(sharded=False)
+    assert model.count_params() == whole.count_params()
+    assert [v.shape for v in model.weights] == [v.shape for v in whole.weights]
+    shares = parameters_of(model.variables)
+    kept = sum(4 * int(share.stored.shape[0]) for share in shares)
+    total = sum(4 * share.count for share in shares)
+    assert total > 0.9 * 4 * model.count_params()
+    assert kept <= total / size + 64 * len(shares)
+    states = sum(np.asarray(v).nbytes for v in model.optimizer.variables)
+    assert states <= 2 * 4 * model.count_params() / size + 4096
+
+
+def test_files_are_those_of_plain_keras(tmp_path):
+    folder = tfring.broadcast_object(str(tmp_path), 0)
+    path = f"{folder}/model.keras"
+    # On one rank alone.
+    saver = keras.callbacks.ModelCheckpoint(path)
+    model = compiled(built())
+    fit(model, [saver] * (tfring.rank() == 1))
+    expected, states = whole_weights(model), whole_states_of(model)
+    with tfring.whole_states(model, root_rank=0):
+        if tfring.rank() == 0:
+            model.save_weights(f"{folder}/model.weights.h5")
+    tfring.barrier()
+    custom = {"Block": Block}
+    plain = keras.models.load_model(path, custom_objects=custom)
+    assert_each_equal(plain.get_weights(), expected)
+    with tfring.shard_parameters(**SCOPE):
+        again = tfring.load_model(
+            path, custom_objects=custom, shard_states=True
+        )
+    assert len(parameters_of(again.variables)) == 6
+    assert_each_equal(whole_weights(again), expected)
+    assert_each_equal(whole_states_of(again), states)
+    other = built()
+    other.set_weights([np.zeros_like(each) for each in expected])
+    other.load_weights(f"{folder}/model.weights.h5")
+    assert_each_equal(whole_weights(other), expected)
+    fit(again)
+    fit(model)
+    assert_each_equal(whole_weights(again), whole_weights(model))
+
+
+def whole_states_of(model):
+    store = {}
+    with tfring.whole_states(model):
+        model.optimizer.save_own_variables(store)
+    return [np.asarray(store[str(i)]) for i in range(len(store))]
+
+
+def test_one_rank_alone_cannot_read_whole_weights(rank, tmp_path):
+    model = built()
+    for read in (
+        model.get_weights,
+        lambda: model.save(tmp_path / "model.keras"),
+        lambda: model.save_weights(tmp_path / "model.weights.h5"),
+    ):
+        if rank == 0:
+            with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+                read()
+    assert not list(tmp_path.iterdir())
+
+
+def test_callbacks_read_and_write_weights():
+    model = compiled(built())
+    stopping = keras.callbacks.EarlyStopping(
+        "loss", mode="max", patience=0, restore_best_weights=True
+    )
+    fit(model, [stopping], epochs=4)
+    assert stopping.stopped_epoch == 1
+    expected = compiled(built())
+    fit(expected)
+    assert_each_equal(whole_weights(model), whole_weights(expected))
+
+
+def test_a_broadcast_gives_all_ranks_what_rank_0_has_loaded(rank):
+    model, values = compiled(built()), np.random.default_rng(1)
+    wanted = [
+        values.normal(size=each.shape).astype("float32")
+        for each in model.weights
+    ]
+    if rank == 0:
+        model.set_weights(wanted)
+    tfring.broadcast_variables(model.weights, 0)
+    assert_each_equal(whole_weights(model), wanted)
+
+
+def test_evaluates_and_predicts():
+    model, plain = (compiled(built(sharded)) for sharded in (True, False))
+    x, y = data()
+    np.testing.assert_array_equal(
+        model.predict(x, verbose=0), plain.predict(x, verbose=0)
+    )
+    assert model.evaluate(x, y, verbose=0) == plain.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose(model(x), plain(x), rtol=1e-5, atol=1e-6)
+
+
+def test_two_updates_in_one_trace_read_new_weights():
+    def trained(sharded):
+        model = built(sharded)
+        step = step_of(model).python_function
+        x, y = data(2)
+
+        @tf.function
+        def two_steps():
+            step(x[:BATCH], y[:BATCH])
+            step(x[BATCH:], y[BATCH:])
+
+        two_steps()
+        return whole_weights(model)
+
+    compare(trained(True), trained(False))
+
+
+def test_a_loop_around_steps_is_an_error():
+    step = step_of(built()).python_function
+    x, y = data(1)
+
+    @tf.function(autograph=False)
+    def loop():
+        def body(i):
+            step(x, y)
+            return i + 1
+
+        tf.while_loop(lambda i: i < 2, body, [0])
+
+    with pytest.raises(NotImplementedError, match=r"tf\.function of its own"):
+        loop()
+
+
+def test_refuses_optimizers_of_whole_variables():
+    for optimizer in ("adam", tfring.DistributedOptimizer("adam")):
+        model = compiled(built(), optimizer)
+        with pytest.raises(NotImplementedError, match="shard_states=True"):
+            fit(model)
+        with pytest.raises(NotImplementedError, match="shard_states=True"):
+            keras.optimizers.get(optimizer).build(model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compression": tfring.Compression.bf16}, "compression"),
+        ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
+        ({"groups": 2}, "groups"),
+        ({"device_dense": "/cpu:0"}, "device_dense"),
+        ({"offload": tfring.Offload()}, "offload"),
+    ],
+)
+def test_refuses_options_that_do_not_reach_it(options, text):
+    optimizer = tfring.DistributedOptimizer(
+        "adam", shard_states=True, **options
+    )
+    with pytest.raises(NotImplementedError, match=f"{text} would"):
+        optimizer.build(built().trainable_variables)
+
+
+def test_refuses_process_sets(first_rank):
+    optimizer = tfring.DistributedOptimizer(
+        "adam", shard_states=True, process_set=first_rank
+    )
+    with pytest.raises(NotImplementedError, match="process_set"):
+        optimizer.build(built().trainable_variables)
+
+
+@pytest.fixture
+def first_rank():
+    added = tfring.add_process_set([0])
+    yield added
+    tfring.remove_process_set(added)
+
+
+def test_refuses_what_it_lacks():
+    model = built()
+    variables = model.trainable_variables
+    with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(model(data(1)[0]))
+    with pytest.raises(NotImplementedError, match=r"plain tf\.GradientTape"):
+        tape.gradient(loss, variables)
+    with pytest.raises(NotImplementedError, match="SavedModel"):
+        tf.train.Checkpoint(model=model).save("unused")
+    variables[0].constraint = keras.constraints.MaxNorm()
+    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
+    with pytest.raises(NotImplementedError, match="constraint"):
+        optimizer.build(variables)
+    scaled = with_loss_scale(
+        adam(gradient_accumulation_steps=2), inside=True, shard_states=True
+    )
+    variables[0].constraint = None
+    with pytest.raises(NotImplementedError, match="accumulates"):
+        scaled.apply([tf.zeros(v.shape) for v in variables], variables)
+
+
+def test_what_is_not_sharded():
+    with pytest.raises(ValueError, match="no parameter was sharded"), scope():
+        keras.Sequential([layers.Dense(WORDS)])
+    with scope():
+        table = tfring.layers.ShardedEmbedding(100, 16)
+        table.build()
+        dense = layers.Dense(WORDS)
+        dense.build((1, 50))
+        still = layers.Dense(WORDS, trainable=False)
+        still.build((1, 50))
+    assert parameter_share(table.rows) is None
+    assert parameter_share(dense.bias) is None
+    assert parameter_share(dense.kernel) is not None
+    late = layers.Dense(WORDS)
+    late.build((1, 50))
+    assert parameter_share(late.kernel) is None
+    assert_alike(len(parameters_of(dense.variables)))

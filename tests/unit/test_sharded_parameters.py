@@ -1,0 +1,71 @@
+"""Sharded parameters in one process: arguments, errors, memory of shares."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring._core import native, runtime
+from tfring._memory.parameters import copied_range, parameters_of
+
+
+def dense():
+    layer = keras.layers.Dense(200)
+    layer.build((1, 200))
+    return layer
+
+
+def test_needs_init():
+    tfring.shutdown()
+    try:
+        with (
+            pytest.raises(tfring.NotInitializedError),
+            tfring.shard_parameters(),
+        ):
+            pass
+    finally:
+        tfring.init()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"min_elements": 0}, {"min_elements": 1.5}, {"group_bytes": True}],
+)
+def test_names_a_wrong_argument(initialized, arguments):
+    [name] = arguments
+    with (
+        pytest.raises(ValueError, match=f"shard_parameters: {name} must be"),
+        tfring.shard_parameters(**arguments),
+    ):
+        pass
+
+
+def test_one_process_keeps_whole_parameters(initialized):
+    with tfring.shard_parameters():
+        layer = dense()
+    assert type(layer.kernel) is keras.Variable
+    assert not parameters_of(layer.variables)
+    keras.optimizers.Adam().build(layer.trainable_variables)
+
+
+def test_refuses_elastic_jobs(initialized, monkeypatch):
+    monkeypatch.setattr(runtime, "may_grow", lambda: True)
+    with (
+        pytest.raises(NotImplementedError, match="in an elastic job"),
+        tfring.shard_parameters(),
+    ):
+        pass
+
+
+def test_a_share_does_not_keep_the_whole_alive():
+    native.capi().tfring_offload_count_allocations()
+
+    def allocated():
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+    before = allocated()
+    whole = tf.random.normal([1 << 20])
+    share = copied_range(whole, 0, 1 << 19)
+    del whole
+    assert allocated() - before < 1.2 * 4 * (1 << 19)
+    assert share.shape == [1 << 19]

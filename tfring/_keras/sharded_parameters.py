@@ -1,0 +1,280 @@
+"""shard_parameters: a scope in which a model's variables are sharded.
+
+A variable that Keras makes inside gets another class, `ShardedVariable`: to
+Keras it has the whole shape, and it keeps this rank's elements. Reading its
+`value` gathers the whole; see tfring/_memory/gathers.py. Its `handle` is the
+share's, so that `tape.gradient` gives the gradient of the share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.common.variables import get_autocast_scope
+
+from tfring._core import runtime
+from tfring._gradients.shares import ranges_of
+from tfring._memory.gathers import assign_share, whole_parameter
+from tfring._memory.parameters import (
+    ParameterGroup,
+    ParameterShare,
+    copied_range,
+    parameter_share,
+)
+from tfring._state.records import record_of
+from tfring._state.shards import Shard
+from tfring._state.splits import Flat
+
+
+@contextmanager
+def shard_parameters(
+    *, min_elements: int = 16384, group_bytes: int = 32 << 20
+) -> Iterator[None]:
+    """Shards the parameters of the models that are built inside (ZeRO-3).
+
+    Each rank keeps `1 / size()` of every large trainable variable, so a model
+    may be larger than the memory of a rank. Layers read whole parameters:
+    tfring gathers a group of them before the layers that need it, frees them
+    afterwards, and gathers them again for backpropagation, at most two groups
+    at a time. Gradients are reduce-scattered while backpropagation goes on, and
+    each rank updates its share. A step sends 1.5 times the bytes of an
+    allreduce. `fit`, `evaluate` and `predict` stay as they are. In one process
+    the scope changes nothing.
+
+    Train with `tfring.DistributedOptimizer(..., shard_states=True)`, which
+    shards the optimizer's states alike and averages the remaining gradients.
+    Load a model by `tfring.load_model` or `keras.models.load_model` inside of
+    the scope.
+
+    Collective, also in inference: reading a parameter gathers it, so every rank
+    must call the model equally often. Every rank must build the same model.
+    Give all ranks the same seed (`keras.utils.set_random_seed`): then the
+    parameters are those of one process.
+
+    Files have whole parameters. In `fit` the callbacks that save need nothing
+    else; elsewhere save, and call `get_weights`, within
+    `tfring.whole_states(model)`.
+
+    Args:
+        min_elements: Trainable floating-point variables with at least this many
+            elements are sharded, and all others stay whole on each rank. A
+            variable needs at least 32 elements for each rank. Must agree across
+            ranks.
+        group_bytes: The size of a group of parameters, in bytes: variables in
+            the order in which they are made. A larger variable has a group of
+            its own. Smaller groups take less memory, and larger ones fewer
+            collectives. Must agree across ranks.
+
+    Raises:
+        NotInitializedError: `tfring.init()` has not been called.
+        NotImplementedError: In an elastic job.
+        ValueError: An argument is not positive, or nothing was sharded.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    with tfring.shard_parameters():
+        model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
+    model.compile(tfring.DistributedOptimizer("adam", shard_states=True), "mse")
+    ```
+    """
+    for name, value in (
+        ("min_elements", min_elements),
+        ("group_bytes", group_bytes),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"shard_parameters: {name} must be a positive whole number, "
+                f"got {value!r}."
+            )
+    size = runtime.size()
+    if runtime.may_grow():
+        raise NotImplementedError(
+            "shard_parameters: in an elastic job a lost rank would take its "
+            "shares of the parameters with it. Start the job without elastic "
+            "options, or leave shard_parameters out."
+        )
+    scope = _Scope(max(min_elements, 32 * size), group_bytes)
+    with _entered(scope if size > 1 else None):
+        yield
+    if size > 1 and not scope.groups:
+        raise ValueError(
+            "shard_parameters: no parameter was sharded. None of the trainable "
+            "variables made inside has as many as "
+            f"{scope.min_elements} elements. Build the model inside of the "
+            "scope, by keras.Input or model.build(input_shape), or pass a "
+            "smaller min_elements."
+        )
+
+
+@dataclasses.dataclass
+class _Scope:
+    min_elements: int
+    group_bytes: int
+    groups: list[ParameterGroup] = dataclasses.field(default_factory=list)
+
+    def takes(self, variable: Any) -> bool:
+        return (
+            type(variable) is keras.Variable
+            and variable.trainable
+            and tf.as_dtype(variable._dtype).is_floating
+            and math.prod(variable.shape) >= self.min_elements
+        )
+
+    def group_for(self, variable: Any) -> ParameterGroup:
+        """Returns the last group if the variable fits, or a new one."""
+        dtype = tf.as_dtype(variable._dtype)
+        size_bytes = math.prod(variable.shape) * dtype.size
+        last = self.groups[-1] if self.groups else None
+        if (
+            last is None
+            or last.size_bytes + size_bytes > self.group_bytes
+            or last.shares[0].dtype != dtype
+            # The two are read in different dtypes.
+            or last.shares[0].parameter._autocast != variable._autocast
+        ):
+            self.groups.append(ParameterGroup(str(len(self.groups))))
+        return self.groups[-1]
+
+
+_scopes: list[_Scope | None] = [None]
+
+
+@contextmanager
+def _entered(scope: _Scope | None) -> Iterator[None]:
+    _scopes.append(scope)
+    try:
+        yield
+    finally:
+        _scopes.pop()
+
+
+def not_sharded() -> Any:
+    """A scope inside of `shard_parameters` in which variables stay whole."""
+    return _entered(None)
+
+
+def is_in_scope() -> bool:
+    """Tells whether variables that are made now may be sharded."""
+    return _scopes[-1] is not None
+
+
+def initialize_with_initializer(
+    keras_initialize: Any, variable: Any, initializer: Any
+) -> None:
+    """Makes a variable sharded in the scope; see hooks.py."""
+    scope = _scopes[-1]
+    if scope is None or not scope.takes(variable):
+        keras_initialize(variable, initializer)
+        return
+    variable.__class__ = ShardedVariable
+    variable._keep_share(initializer, scope.group_for(variable))
+
+
+def var_key(keras_key: Any, optimizer: Any, variable: Any) -> Any:
+    """Has optimizers know a sharded parameter without reading it."""
+    share = parameter_share(variable)
+    return keras_key(optimizer, variable if share is None else share.stored)
+
+
+class ShardedVariable(keras.Variable):
+    """A Keras variable of which each rank keeps some elements."""
+
+    def _keep_share(self, initializer: Any, group: ParameterGroup) -> None:
+        shape, dtype = tuple(self.shape), tf.as_dtype(self._dtype)
+        rank = runtime.rank()
+        ranges = ranges_of(shape, runtime.size())
+        begin, end = ranges[rank]
+        with tf.init_scope():
+            # One parameter is whole for a moment.
+            whole = tf.cast(initializer(shape, dtype=self._dtype), dtype)
+            self._value = tf.Variable(
+                copied_range(whole, begin, end),
+                trainable=self.trainable,
+                name=self._path,
+            )
+        ParameterShare(self, self._value, begin, group)
+        record_of(self).shard = Shard(self._value, Flat(shape, ranges), rank)
+
+    @property
+    def handle(self) -> Any:
+        return self._value.handle
+
+    @property
+    def _shared_name(self) -> Any:
+        return self._value._shared_name
+
+    @property
+    def value(self) -> Any:
+        if in_stateless_scope():
+            value = get_stateless_scope().get_current_value(self)
+            if value is not None:
+                return self._maybe_autocast(value)
+        if in_symbolic_scope():  # Shapes alone are computed.
+            return self._maybe_autocast(tf.zeros(self.shape, self._dtype))
+        shard = record_of(self).shard
+        if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):
+            raise RuntimeError(
+                f"'{self.path}' was sharded on rank {shard.rank} of "
+                f"{shard.size}, and this is rank {runtime.rank()} of "
+                f"{runtime.size()}. Build the model again, and load it from a "
+                "file."
+            )
+        share = parameter_share(self)
+        assert share is not None
+        return whole_parameter(share, self._read_dtype())
+
+    def _read_dtype(self) -> tf.DType:
+        scope = get_autocast_scope()
+        if self._autocast and scope is not None and scope.dtype is not None:
+            return tf.as_dtype(scope.dtype)
+        return tf.as_dtype(self._dtype)
+
+    def _direct_assign(self, value: Any) -> None:
+        if tf.executing_eagerly():
+            record_of(self).shard.load(value)
+            return
+        share = parameter_share(self)
+        assert share is not None
+        assign_share(share, share.of(tf.cast(value, share.dtype)))
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value, within `tfring.whole_states`."""
+        whole: np.ndarray = record_of(self).shard.whole()
+        return whole
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del copy
+        return np.asarray(self.numpy(), dtype)
+
+    def _refuse_tracking(self, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        raise NotImplementedError(
+            f"'{self.path}' is sharded (tfring.shard_parameters). "
+            "tf.train.Checkpoint, SavedModel and model.export would keep this "
+            "rank's elements alone. Save by model.save or model.save_weights "
+            "within tfring.whole_states, and load the file in one process to "
+            "export the model."
+        )
+
+    _serialize_to_tensors = _refuse_tracking
+    _restore_from_tensors = _refuse_tracking
+    _copy_trackable_to_cpu = _refuse_tracking
+    _export_to_saved_model_graph = _refuse_tracking
+    _write_object_proto = _refuse_tracking

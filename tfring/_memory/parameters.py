@@ -1,0 +1,126 @@
+"""Shares of parameters: which elements of a trained variable a rank keeps.
+
+`tfring.shard_parameters` makes such variables (ZeRO-3, "fully sharded":
+Rajbhandari et al., https://arxiv.org/abs/1910.02054). A rank keeps consecutive
+elements of the flattened variable, and gathers.py gathers the whole where a
+layer reads it.
+
+Note [Memory of slices]: a slice of a tensor on the CPU shares the memory of the
+tensor and keeps all of it alive. A share that is kept, and a share of a
+gradient, are copied, so that the whole tensor is freed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfring._ops.ordering import traced_for_xla
+
+_ATTRIBUTE = "_tfring_share"
+
+
+class ParameterGroup:
+    """Parameters that are gathered together, by one collective.
+
+    Attributes:
+        name: Begins the names of requests. It is the same on all ranks.
+        shares: The shares of its parameters, of one dtype.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.shares: list[ParameterShare] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its whole parameters."""
+        return sum(share.count * share.dtype.size for share in self.shares)
+
+
+class ParameterShare:
+    """This rank's share of one parameter.
+
+    Args:
+        parameter: The Keras variable.
+        stored: The flat variable with the elements that this rank keeps.
+        begin: The index of the first of them in the whole parameter.
+        group: The parameters that are gathered together with it.
+    """
+
+    def __init__(
+        self,
+        parameter: Any,
+        stored: tf.Variable,
+        begin: int,
+        group: ParameterGroup,
+    ) -> None:
+        self.parameter = parameter
+        self.stored = stored
+        self.begin, self.end = begin, begin + int(stored.shape[0])
+        self.group = group
+        self.path = str(parameter.path)
+        self.shape = tuple(parameter.shape)
+        self.dtype: tf.DType = stored.dtype
+        setattr(parameter, _ATTRIBUTE, self)
+        group.shares.append(self)
+
+    @property
+    def count(self) -> int:
+        """The number of elements of the whole parameter."""
+        return math.prod(self.shape)
+
+    @property
+    def is_trained(self) -> bool:
+        """False if the parameter has been frozen."""
+        return bool(self.parameter.trainable)
+
+    def read(self, dtype: tf.DType) -> tf.Tensor:
+        """Returns this rank's elements, in a dtype."""
+        return tf.cast(self.stored.read_value(), dtype)
+
+    def in_place(self, part: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the whole shape in which this part is defined."""
+        flat = tf.pad(part, [[self.begin, self.count - self.end]])
+        return tf.reshape(flat, self.shape)
+
+    def of(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns this rank's elements of a whole tensor."""
+        return copied_range(whole, self.begin, self.end)
+
+
+def parameter_share(variable: Any) -> ParameterShare | None:
+    """Returns the share that a variable is of a parameter, or None."""
+    share: ParameterShare | None = getattr(variable, _ATTRIBUTE, None)
+    return share
+
+
+def parameters_of(variables: Iterable[Any]) -> list[ParameterShare]:
+    """Returns the shares that variables are of parameters."""
+    shares = (parameter_share(variable) for variable in variables)
+    return [share for share in shares if share is not None]
+
+
+def check_not_reduced(variables: Iterable[Any]) -> None:
+    """Refuses to reduce the gradient of a sharded parameter a second time.
+
+    Raises:
+        NotImplementedError: The message names the parameter.
+    """
+    for share in parameters_of(variables):
+        raise NotImplementedError(
+            f"The parameter '{share.path}' is sharded "
+            "(tfring.shard_parameters), and backpropagation has averaged its "
+            "gradient. Take a plain tf.GradientTape, and "
+            "tfring.DistributedOptimizer(..., shard_states=True), which "
+            "averages the remaining gradients."
+        )
+
+
+def copied_range(whole: tf.Tensor, begin: int, end: int) -> tf.Tensor:
+    """Returns some elements, flat; see Note [Memory of slices]."""
+    part = tf.reshape(whole, [-1])[begin:end]
+    return part if traced_for_xla() else tf.raw_ops.DeepCopy(x=part)
