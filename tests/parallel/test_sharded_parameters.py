@@ -558,6 +558,12 @@ def test_refuses_what_it_lacks():
         scaled.apply([tf.zeros(v.shape) for v in variables], variables)
 
 
+def test_refuses_histograms_of_weights(tmp_path):
+    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1)
+    with pytest.raises(NotImplementedError, match="histogram_freq"):
+        fit(compiled(built()), [board])
+
+
 def test_what_is_not_sharded():
     with pytest.raises(ValueError, match="no parameter was sharded"), scope():
         keras.Sequential([layers.Dense(WORDS)])

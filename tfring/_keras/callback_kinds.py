@@ -117,6 +117,22 @@ def check_goes_with_shards(callbacks: list[Any], feature: str) -> None:
     )
 
 
+def check_goes_with_parameters(callbacks: list[Any]) -> None:
+    """Refuses callbacks that read sharded parameters as tensors.
+
+    Raises:
+        NotImplementedError: The message names the callback.
+    """
+    for callback in callbacks:
+        if getattr(callback, "histogram_freq", 0):
+            raise NotImplementedError(
+                f"fit: a {type(callback).__name__} with histogram_freq="
+                f"{callback.histogram_freq} reads all weights, and each rank "
+                "has a part of them (tfring.shard_parameters). Leave "
+                "histogram_freq out."
+            )
+
+
 def check_goes_with_rounds(callbacks: list[Any]) -> None:
     """Refuses callbacks that need common weights in every step.
 

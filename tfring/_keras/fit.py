@@ -34,6 +34,7 @@ from tfring._core.process_sets import (
 from tfring._keras.callback_kinds import (
     averages_metrics,
     backups,
+    check_goes_with_parameters,
     check_goes_with_rounds,
     check_goes_with_shards,
     decides,
@@ -110,6 +111,8 @@ def _put_right(
         check_goes_with_shards(given, "shard_states=True")
     if has_tables(model):
         check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
+    if parameters_of(model.trainable_variables):
+        check_goes_with_parameters(given)
     if optimizers_in_rounds(model):
         check_goes_with_rounds(given)
     if _has_parts(model):
