@@ -41,7 +41,7 @@ def work():
 
 tfring.run(work, np={ranks}{verbose})
 """
-_STAGE = re.compile(r"^tfringrun: +(\d+\.\d+) s until (.*)$", re.MULTILINE)
+_STAGE = re.compile(r"^tfring\S*: +(\d+\.\d+) s until (.*)$", re.MULTILINE)
 
 
 def side_by_side(ranks: int) -> list[list[str]]:

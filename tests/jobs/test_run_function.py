@@ -19,7 +19,7 @@ import os, sys, threading, time, traceback
 import tfring
 
 def rank():
-    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    return int(os.environ["TFRING_ELASTIC_WORKER"][1:]) - 1
 """
 SLEEP = """
 import tfring

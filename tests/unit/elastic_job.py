@@ -1,5 +1,6 @@
 """An elastic job; the test plays its workers."""
 
+from tfring.launcher.elastic.fixed_membership import FixedMembership
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.workers import Limits, Say
@@ -12,9 +13,8 @@ class Job:
         self.now = 0.0
         self.table = HostTable()
         self.table.update(hosts)
-        self.membership = Membership(
-            Limits(**limits), self.table, lambda: self.now
-        )
+        rules = Membership if limits.get("replaces", True) else FixedMembership
+        self.membership = rules(Limits(**limits), self.table, lambda: self.now)
         for host in hosts:
             self.table.came_up(host)
         self.host_of = {}

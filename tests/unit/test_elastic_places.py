@@ -45,7 +45,7 @@ def test_the_others_keep_their_ranks_beside_a_spare(lost, order):
 @pytest.mark.parametrize("nodes", ["aabb", "abab"])
 def test_nodes_stay_together_beside_a_spare(nodes):
     workers = [
-        Worker(f"w{i}", i, node, 0.0, ready=True, steps=5, rank=i)
+        Worker(f"w{i}", i, node, 0.0, node, ready=True, steps=5, rank=i)
         for i, node in enumerate(nodes)
     ]
     workers[1].rank, workers[1].steps = None, -1

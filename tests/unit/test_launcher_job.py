@@ -69,7 +69,7 @@ def run(script, before="", **environment):
     ],
 )
 def test_a_launcher_that_fails_without_a_word(script, status, said):
-    line = f"tfringrun: /bin/sh has failed: {said}."
+    line = f"/bin/sh has failed: {said}."
     assert run(script) == (status, "", [line])
 
 
@@ -118,7 +118,7 @@ selectors.DefaultSelector.select = lambda self, timeout: select(self, None)
     status, _, [line] = run(script, before=timeless)
     assert (status, line) == (
         3,
-        "tfringrun: /bin/sh has failed: exit status 3.",
+        "/bin/sh has failed: exit status 3.",
     )
 
 

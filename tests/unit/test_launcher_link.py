@@ -91,6 +91,7 @@ def test_it_says_who_it_is(rendezvous, member):
     assert worker == {"role": "worker", "worker": "w7"}
     assert pulse == {"role": "pulse", "worker": "w7"}
     # A program that it starts would take itself for the worker.
+    assert native.is_tcp_job()
     assert native.is_elastic()
     assert "TFRING_ELASTIC_RENDEZVOUS" not in os.environ
     assert "TFRING_ELASTIC_TOKEN" not in os.environ
@@ -282,3 +283,13 @@ def test_a_signal_wakes_a_worker_that_waits(rendezvous):
     rendezvous.channel.send({"kind": "leave"})
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+def test_a_fixed_job_has_no_mpi_and_is_not_elastic(monkeypatch):
+    monkeypatch.setattr(native, "_elastic_variables", {})
+    monkeypatch.setenv("TFRING_ELASTIC_RENDEZVOUS", "127.0.0.1:1")
+    monkeypatch.setenv("TFRING_ELASTIC_FIXED", "1")
+    for _ in range(2):  # The variables are gone after the first.
+        assert native.is_tcp_job()
+        assert not native.is_elastic()
+    assert "TFRING_ELASTIC_FIXED" not in os.environ

@@ -51,7 +51,7 @@ def test_who_failed_first(reports, expected):
 )
 def test_description(status, exception, last_line, how):
     said = wrapper.describe("rank 1", "a", status, exception, last_line)
-    assert said == f"tfringrun: rank 1 (host a) failed first: {how}"
+    assert said == f"rank 1 (host a) failed first: {how}"
 
 
 # SIGUSR1 is passed on as it is, SIGALRM as SIGTERM.

@@ -15,22 +15,25 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Tells if the ranks talk through MPI: not in elastic jobs."""
-    return not runtime.may_grow()
+    """Tells if the ranks talk through MPI.
+
+    They do not in elastic jobs, and where `tfring.run` has started them on one
+    machine.
+    """
+    return not native.is_tcp_job()
 
 
 def mpi_threads_supported() -> bool:
     """Tells whether MPI may be called from several threads at once.
 
     True after `init`, which refuses an MPI that says otherwise: mpi4py and
-    tfring may be used side by side. False in elastic jobs, which do
-    not start MPI.
+    tfring may be used side by side. False in jobs that do not start MPI.
 
     Raises:
         NotInitializedError: `init` has not been called.
     """
     runtime.size()
-    if runtime.may_grow():
+    if native.is_tcp_job():
         return False
     MPI = native.mpi()  # noqa: N806
     return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)

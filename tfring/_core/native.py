@@ -73,15 +73,26 @@ def elastic_variable(name: str) -> str:
     return _elastic_variables.get(name, "")
 
 
-def is_elastic() -> bool:
-    """Tells if this process is a worker of an elastic job."""
+def is_tcp_job() -> bool:
+    """Tells if the ranks meet at a launcher, by TCP, and have no MPI.
+
+    They do in elastic jobs, and where a program or an engine starts a function.
+    """
     return bool(elastic_variable("TFRING_ELASTIC_RENDEZVOUS"))
 
 
+def is_elastic() -> bool:
+    """Tells if this process is a worker of a job whose ranks may change."""
+    # Both are taken out of the environment.
+    is_fixed = bool(elastic_variable("TFRING_ELASTIC_FIXED"))
+    return is_tcp_job() and not is_fixed
+
+
 def no_mpi() -> RuntimeError:
-    """The error of whoever needs MPI in such a worker."""
+    """The error of whoever needs MPI in such a job."""
     return RuntimeError(
-        "tfring: this job is elastic and has no MPI: there is no communicator."
+        "tfring: this job has no MPI, and no communicator: its launcher "
+        "connects the ranks by TCP."
     )
 
 
@@ -92,7 +103,7 @@ def mpi() -> Any:
     Raises:
         RuntimeError: The job has no MPI.
     """
-    if is_elastic():
+    if is_tcp_job():
         raise no_mpi()
     # There may be several, and mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
@@ -185,7 +196,7 @@ def _ops() -> Any:
     import tensorflow as tf
 
     # MPI is loaded first: the library then finds the same libmpi by its soname.
-    if is_elastic():
+    if is_tcp_job():
         # It is only loaded, and no part of a job.
         abi.open_mpi(abi.mpi_library())
     else:

@@ -56,7 +56,7 @@ class ProcessSet:
         self.mpi_comm: MPI.Intracomm | None = None
         if isinstance(ranks_or_comm, Iterable):
             self.ranks = _checked_ranks(ranks_or_comm)
-        elif not runtime.may_grow() and _is_communicator(ranks_or_comm):
+        elif not native.is_tcp_job() and _is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
         else:
             raise TypeError(
@@ -117,7 +117,7 @@ class _World(ProcessSet):
 
     @property
     def mpi_comm(self) -> MPI.Intracomm | None:  # type: ignore[override]
-        if not runtime.is_initialized() or runtime.may_grow():
+        if not runtime.is_initialized() or native.is_tcp_job():
             return None
         return runtime.job().comm
 

@@ -46,7 +46,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
         if is_first := _starts == 0:
             reports.tell("joining")
         join: Callable[[Any], Job] = tcp_job.join
-        if not native.is_elastic():
+        if not native.is_tcp_job():
             native.mpi()  # Before the process's hooks, which come before its.
             join = mpi_job.join
         _install_process_hooks()
@@ -124,7 +124,7 @@ def restart(steps: int = -1) -> Over | None:
 
 
 def may_grow() -> bool:
-    """Tells if this is a worker of an elastic job."""
+    """Tells if the ranks of this job may change: it is an elastic one."""
     return native.is_elastic()
 
 
@@ -288,7 +288,7 @@ def _leave_at_exit() -> None:
     shutdown()
     if native.is_disowned():
         return
-    if native.is_elastic():
+    if native.is_tcp_job():
         tcp_job.leave(status)
     elif status != 0 and native.mpi().COMM_WORLD.size > 1:
         # MPI_Finalize would wait for the ranks that are not done, and the
@@ -303,7 +303,7 @@ def _is_another_gone() -> bool:
 
 def _end_job(status: int, text: str) -> None:
     """Ends all ranks, if they cannot do without this one."""
-    if native.is_elastic():
+    if native.is_tcp_job():
         tcp_job.fail(text)
         return
     world = native.mpi().COMM_WORLD

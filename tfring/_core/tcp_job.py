@@ -1,4 +1,8 @@
-"""An elastic job: one object for each of its generations."""
+"""A job whose ranks meet at a launcher: an object for each generation.
+
+An elastic job has a generation for each change of its ranks, and another one
+has one in all, unless all ranks call `tfring.init` once more.
+"""
 
 from __future__ import annotations
 
@@ -199,8 +203,8 @@ def join(comm: Any) -> TcpJob:
     global _launcher
     if comm is not None:
         raise RuntimeError(
-            "tfring.init: comm must be None in an elastic job: its launcher "
-            "alone decides who belongs to it."
+            "tfring.init: comm must be None in a job that has no MPI, as in an "
+            "elastic one: the launcher decides who belongs to it."
         )
     native.check_settings()
     if _launcher is None:

@@ -163,8 +163,8 @@ def is_recording() -> bool:
 def _stop_if_recording() -> None:
     global _running
     leaves = tcp_job.has_left() or failure.exit_status() != 0
-    if runtime.may_grow() and leaves:
-        # The rest continue.
+    if native.is_tcp_job() and leaves:
+        # The rest continue, or are ended by the launcher.
         _running = None
     if is_recording():
         stop_timeline()

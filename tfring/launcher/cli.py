@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
     status = job.run()
     if line := job.failure():
         with contextlib.suppress(OSError):  # Nobody reads any more.
-            print(line, file=sys.stderr, flush=True)
+            print(f"tfringrun: {line}", file=sys.stderr, flush=True)
     return status
 
 

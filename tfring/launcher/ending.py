@@ -37,10 +37,7 @@ def announce(number: int, grace_seconds: float) -> str:
 def describe_write_error(stream: int, error: OSError) -> str:
     """Returns the last line of a job whose output cannot be written."""
     name = {1: "standard output", 2: "standard error"}[stream]
-    return (
-        f"tfringrun: {name} cannot be written, which ends the job: "
-        f"{error.strerror}."
-    )
+    return f"{name} cannot be written, which ends the job: {error.strerror}."
 
 
 class Ending:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 import os
-import selectors
+import pickle
 import shutil
-import subprocess
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfring.launcher import command_line, hosts as hosts_lib, private_files
+from tfring.launcher import hosts as hosts_lib, private_files
+from tfring.launcher.hosts import Host
+from tfring.launcher.launcher_process import LauncherProcess, terminals
+from tfring.launcher.placed import (
+    Rendezvous,
+    pickled_call,
+    results,
+    start_part,
+)
 
 _Result = TypeVar("_Result")
 
-# After the ranks' grace the launcher has this long to end them, on all hosts.
-_STOP_SECONDS = 15.0
-
-
-class RankTracebackError(Exception):
-    """The traceback of a rank, as text: the cause of the error in `run`."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+_CALLER = "tfring.run"
 
 
 def run(
@@ -55,6 +53,10 @@ def run(
     the program itself (`__main__`). They are passed in files that only this
     user can read. The files are in the folder for temporary files; with other
     hosts they are in the working directory, which all hosts must share.
+
+    The ranks of one machine meet at a launcher by TCP, share memory, and have
+    no MPI: `fn` cannot use mpi4py. On other hosts, and in a job of a batch
+    system, MPI starts and connects the ranks.
 
     Args:
         fn: The function, of any arguments.
@@ -95,168 +97,83 @@ def run(
     Reference:
         `horovod.run` of Horovod 0.28.
     """
-    _check(fn, np)
+    pickled = pickled_call(_CALLER, fn, args, kwargs)
+    _check(np)
     machines = hosts_lib.parse_hosts(hosts) if hosts else []
-    call = _pickled_call(fn, tuple(args), dict(kwargs or {}))
-    shared = not all(
-        host.is_local() for host in machines
-    ) or hosts_lib.manages_hosts(os.environ)
-    folder = Path(
-        tempfile.mkdtemp(
-            prefix=".tfring-run-", dir=Path.cwd() if shared else None
-        )
-    )
-    try:
-        private_files.write(folder / "call", call)
-        order = {
-            "ranks": np,
-            "hosts": hosts,
-            "verbose": verbose,
-            "terminals": [
-                number
-                for number, stream in ((1, sys.stdout), (2, sys.stderr))
-                if _rewrites_lines(stream)
-            ],
-        }
-        (folder / "order.json").write_text(json.dumps(order))
-        _run_job(folder)
-        return _results(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    is_here = not hosts_lib.manages_hosts(os.environ) or bool(machines)
+    if is_here and all(host.is_local() for host in machines):
+        return _run_here(pickled, _ranks(np, machines), verbose)
+    return _run_by_mpi(pickled, np, hosts, verbose)
 
 
-def _check(fn: Any, np: int | None) -> None:
-    if not callable(fn):
-        raise TypeError(
-            f"tfring.run: fn must be a function, got {type(fn).__name__}."
-        )
+def _check(np: int | None) -> None:
     if np is not None and (not isinstance(np, int) or np < 1):
         raise ValueError(f"tfring.run: np must be at least 1, got {np!r}.")
-    if "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ:
+    of_ranks = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "TFRING_ELASTIC_WORKER"}
+    if of_ranks & os.environ.keys():
         raise RuntimeError(
             "tfring.run starts a job, and this process is a rank of one. Call "
             "it from a program that no launcher started."
         )
 
 
-def _pickled_call(fn: Any, args: Any, kwargs: Any) -> bytes:
-    # The ranks' `__main__` is another module, with another folder in front.
-    path = [entry or str(Path.cwd()) for entry in sys.path]
-    try:
-        if not private_files.knows_main() and fn.__module__ == "__main__":
-            raise TypeError("it is defined in the program itself")
-        call = private_files.dumps((fn, args, kwargs))
-    except Exception as error:
-        hint = (
-            ""
-            if private_files.knows_main()
-            else " Install cloudpickle, or define it in a module."
-        )
-        raise TypeError(
-            f"tfring.run: {fn!r} with its arguments cannot be sent to other "
-            f"processes: {error}.{hint}"
-        ) from error
-    return private_files.dumps((path, call))
+def _ranks(np: int | None, machines: Sequence[Host]) -> int:
+    ranks = np or sum(host.slots for host in machines)
+    if ranks < 1:
+        raise ValueError("tfring.run: how many ranks? Pass np=N.")
+    return ranks
 
 
-def _rewrites_lines(stream: Any) -> bool:
-    """Tells if a progress bar on this stream may stay one line."""
-    if type(stream).__module__.startswith("ipykernel"):
-        return True
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # None, or closed.
-        return False
-
-
-def _run_job(folder: Path) -> None:
-    """Runs the launcher to its end, and shows its output."""
-    package = str(Path(__file__).parents[2])
-    search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tfring.launcher.function_job", str(folder)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
-        # Its end tells the launcher that this process is gone.
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # An interrupt reaches it once, from here.
-        start_new_session=True,
+def _run_here(call: bytes, ranks: int, verbose: bool) -> list[Any]:
+    """Runs the ranks on this machine, as the one place of a rendezvous."""
+    rendezvous = Rendezvous(
+        ranks,
+        caller=_CALLER,
+        terminals=terminals(),
+        only_rank=0,
+        verbose=verbose,
     )
-    with process:
-        try:
-            _show_output(process)
-            process.wait()
-        except BaseException:
-            _stop(process)
-            raise
-
-
-def _show_output(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdout is not None
-    assert process.stderr is not None
-    decoder = codecs.getincrementaldecoder("utf-8")
-    with selectors.DefaultSelector() as selector:
-        for pipe, name in (
-            (process.stdout, "stdout"),
-            (process.stderr, "stderr"),
-        ):
-            selector.register(
-                pipe, selectors.EVENT_READ, (name, decoder("replace"))
-            )
-        while selector.get_map():
-            for key, _ in selector.select():
-                name, decode = key.data
-                data = os.read(key.fd, 1 << 16)
-                # Looked up each time: a notebook replaces it.
-                stream = getattr(sys, name)
-                if stream is not None:
-                    _write(stream, decode.decode(data, final=not data))
-                if not data:
-                    selector.unregister(key.fileobj)
-
-
-def _write(stream: Any, text: str) -> None:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends the job; at once if this is interrupted, too."""
+    part = None
     try:
-        process.terminate()
-        # Closed pipes keep the launcher from waiting for a reader.
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
-        grace = command_line.grace_seconds(os.environ)
-        process.wait(grace + _STOP_SECONDS)
+        part = start_part(
+            rendezvous.ticket, socket.gethostname(), call, slots=ranks
+        )
+        outcome = rendezvous.follow()
+        returned = part.returned()
     except BaseException:
-        process.kill()
+        rendezvous.stop()
         raise
+    finally:
+        if part is not None:
+            part.stop()
+    return results(returned, outcome)
 
 
-def _results(folder: Path) -> list[Any]:
-    outcome = folder / "outcome.json"
-    if not outcome.exists():
-        raise RuntimeError("tfring.run: the launcher has ended by itself.")
-    found = json.loads(outcome.read_text())
-    rank, said = found["failed_rank"], found["said"]
-    if rank is not None and (folder / f"error{rank}").exists():
-        error, summary, text = private_files.load(folder / f"error{rank}")
-        if error is None:  # It cannot be pickled.
-            error = RuntimeError(f"tfring.run: rank {rank} failed: {summary}")
-        raise error from RankTracebackError(f"Rank {rank}:\n{text}")
-    if found["status"] != 0:
-        said = said or f"the job ended with status {found['status']}."
-        raise RuntimeError(f"tfring.run: {said}")
-    results = []
-    for rank in range(found["ranks"]):
+def _run_by_mpi(
+    call: bytes, np: int | None, hosts: str | None, verbose: bool
+) -> list[Any]:
+    """Runs the ranks on machines that share the working directory."""
+    folder = Path(tempfile.mkdtemp(prefix=".tfring-run-", dir=Path.cwd()))
+    try:
+        # The ranks' `__main__` is another module, with another folder in front.
+        path = [entry or str(Path.cwd()) for entry in sys.path]
+        private_files.write(folder / "call", pickle.dumps((path, call)))
+        launcher = LauncherProcess(
+            {
+                "folder": str(folder),
+                "ranks": np,
+                "hosts": hosts,
+                "terminals": terminals(),
+                "only_rank": 0,
+                "verbose": verbose,
+                "caller": _CALLER,
+            }
+        )
         try:
-            results.append(private_files.load(folder / f"result{rank}"))
-        except FileNotFoundError:
-            raise RuntimeError(
-                f"tfring.run: rank {rank} ended before fn returned."
-            ) from None
-    return results
+            outcome = launcher.follow()
+        except BaseException:
+            launcher.stop()
+            raise
+        return results(private_files.load_returned(folder), outcome)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

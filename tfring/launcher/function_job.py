@@ -1,71 +1,95 @@
-"""The launcher of a job of `tfring.run`: `function_job FOLDER`.
+"""The launcher of a job that runs a function: `function_job OUTCOME`.
 
-It is a process of its own, as a launcher takes over signals and orphans, which
-a program or a notebook needs for itself.
+Its order is a line of JSON on standard input, at whose end the job ends.
+OUTCOME is a descriptor, to which it writes the outcome of the job as JSON.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import os
 import shutil
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
-from tfring.launcher import hosts as hosts_lib, surroundings
+from tfring.launcher import hosts as hosts_lib, prepare, surroundings
+from tfring.launcher.elastic import elastic_job
+from tfring.launcher.elastic.driver import Driver
+from tfring.launcher.launcher_process import read_order
 from tfring.launcher.output import View
-from tfring.launcher.prepare import prepare
-
-
-@dataclasses.dataclass
-class Outcome:
-    """The end of the job, for `function` to read."""
-
-    status: int
-    ranks: int = 0
-    failed_rank: int | None = None  # the one that failed first
-    said: str = ""  # one sentence about the failure
+from tfring.rendezvous import wire
 
 
 def main() -> int:
     """Runs the job; returns its exit status."""
-    folder = Path(sys.argv[1])
-    order = json.loads((folder / "order.json").read_text())
-    outcome, orphaned = _run(folder, order)
-    if orphaned:  # Nobody else will.
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        (folder / "outcome.json").write_text(
-            json.dumps(dataclasses.asdict(outcome))
-        )
-    return outcome.status
-
-
-def _run(folder: Path, order: dict[str, Any]) -> tuple[Outcome, bool]:
-    """Says also whether the program that wants the results is gone."""
-    command = [sys.executable, "-m", "tfring.launcher.function_rank"]
+    order = read_order()
+    view = View(
+        terminals=frozenset(order["terminals"]),
+        only_rank=order["only_rank"],
+        verbose=order["verbose"],
+        caller=order["caller"],
+    )
     try:
         surroundings.complete()
-        job = prepare(
-            [*command, str(folder)],
-            ranks=order["ranks"],
-            hosts=hosts_lib.parse_hosts(order["hosts"])
-            if order["hosts"]
-            else [],
-            view=View(
-                terminals=frozenset(order["terminals"]),
-                only_rank=0,
-                verbose=order["verbose"],
-            ),
-            lifeline=sys.stdin.fileno(),
-        )
-        status = job.run()
+        run = _run_by_mpi if "hosts" in order else _run_placed
+        outcome = run(order, view)
     except (OSError, ValueError) as error:
-        return Outcome(2, said=str(error)), False
-    said = job.failure().removeprefix("tfringrun: ")
-    outcome = Outcome(status, job.ranks, job.failed_rank, said)
-    return outcome, job.orphaned
+        outcome = {"status": 2, "said": str(error)}
+    with os.fdopen(int(sys.argv[1]), "w") as file:
+        json.dump(outcome, file)
+    return int(outcome["status"])
+
+
+def _run_placed(order: dict[str, Any], view: View) -> dict[str, Any]:
+    """Runs a job whose ranks come by themselves."""
+    listener = wire.Listener(
+        socket.socket(fileno=order["listener"]), order["token"]
+    )
+    job = elastic_job.placed(
+        order["ranks"],
+        order["minimum"],
+        order["timeout_seconds"],
+        interface=listener.address[0],
+    )
+    driver = Driver(job, view, order["token"], listener)
+
+    def watch() -> None:
+        os.read(0, 1)
+        driver.stop()
+
+    threading.Thread(target=watch, daemon=True).start()
+    status = driver.run()
+    return {
+        "status": status,
+        "ranks": driver.ranks,
+        "failed_worker": driver.failed_worker,
+        "said": driver.failure(),
+    }
+
+
+def _run_by_mpi(order: dict[str, Any], view: View) -> dict[str, Any]:
+    """Runs a job on other machines, whose ranks share the order's folder."""
+    folder = Path(order["folder"])
+    job = prepare.prepare(
+        [sys.executable, "-m", "tfring.launcher.function_rank", str(folder)],
+        ranks=order["ranks"],
+        hosts=hosts_lib.parse_hosts(order["hosts"]) if order["hosts"] else [],
+        view=view,
+        lifeline=sys.stdin.fileno(),
+    )
+    status = job.run()
+    if job.orphaned:  # Nobody else will.
+        shutil.rmtree(folder, ignore_errors=True)
+    failed = job.failed_rank
+    return {
+        "status": status,
+        "ranks": {str(rank): rank for rank in range(job.ranks)},
+        "failed_worker": None if failed is None else str(failed),
+        "said": job.failure(),
+    }
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""A rank of a job of `tfring.run`: `function_rank FOLDER`."""
+"""A rank of a job that runs a function: `function_rank FOLDER`."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 from tfring.launcher import private_files
+from tfring.launcher.placed import Returned, described
 
+# The launcher's name for this worker; or MPI's, which is a rank.
+_NAMES = ("TFRING_ELASTIC_WORKER", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # The exception that the program will show.
 _sent: list[Exception] = []
 
 
 def main() -> None:
-    """Calls the function, and leaves its result in the folder."""
+    """Calls the function, and leaves what it returned in the folder."""
     folder = Path(sys.argv.pop(1))
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+    worker = next(filter(None, map(os.environ.get, _NAMES)))
     if not folder.exists():
         sys.exit(
             f"tfring.run: {folder} is not on this host. The working directory "
@@ -28,27 +30,15 @@ def main() -> None:
         path, call = private_files.load(folder / "call")
         sys.path[:] = path
         fn, args, kwargs = pickle.loads(call)
-        result = private_files.dumps(fn(*args, **kwargs))
+        returned = Returned(
+            worker, False, private_files.dumps(fn(*args, **kwargs))
+        )
     except Exception as error:
-        private_files.write(folder / f"error{rank}", _describe(error))
+        returned = Returned(worker, True, described(error))
+        private_files.write_returned(folder, worker, returned)
         _sent.append(error)
         raise
-    private_files.write(folder / f"result{rank}", result)
-
-
-def _describe(error: Exception) -> bytes:
-    """The exception, or None if it cannot travel; its line, its traceback."""
-    # Without the frame of this file.
-    frames = error.__traceback__ and error.__traceback__.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    line = f"{type(error).__name__}: {error}"
-    try:
-        pickled = private_files.dumps((error, line, text.rstrip()))
-        # Some can only be pickled.
-        pickle.loads(pickled)
-    except Exception:
-        return pickle.dumps((None, line, text.rstrip()))
-    return pickled
+    private_files.write_returned(folder, worker, returned)
 
 
 def _show_if_unsent(kind: Any, value: Any, frames: Any) -> None:

@@ -88,11 +88,14 @@ class View:
         verbose: The MPI launcher's words are shown immediately, those of
             TensorFlow at import are shown, and at the end the seconds of the
             job's stages.
+        caller: What has started the job. Its name is in front of the
+            launcher's own lines.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))
     only_rank: int | None = None
     verbose: bool = False
+    caller: str = "tfringrun"
 
 
 class Screen:
@@ -158,7 +161,7 @@ class Screen:
         """Writes a line; without an end it is a bar that may change."""
         prefix = b"" if rank is None else f"[{self._name(rank)}] ".encode()
         if self._view.only_rank is not None and rank is not None:
-            if rank != self._view.only_rank:
+            if self._name(rank) != str(self._view.only_rank):
                 return
             prefix = b""
         if stream not in self._view.terminals:
@@ -170,6 +173,11 @@ class Screen:
             self._write(self._bar[0], b"\n")
         self._write(stream, prefix + text + end)
         self._bar = None if end else (stream, rank)
+
+    def say(self, text: str) -> None:
+        """Shows a line of this launcher's own."""
+        line = f"{self._view.caller}: {text}"
+        self.show(2, None, line.encode(errors="replace"))
 
     def last_words(self, rank: int) -> tuple[str, str]:
         """A rank's last exception and last line on stderr, each or ""."""

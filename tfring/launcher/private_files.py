@@ -46,6 +46,16 @@ def write(path: Path, data: bytes) -> None:
     unfinished.rename(path)
 
 
+def write_returned(folder: Path, worker: str, value: Any) -> None:
+    """Writes what a worker has returned, for `load_returned`."""
+    write(folder / f"{worker}.returned", dumps(value))
+
+
+def load_returned(folder: Path) -> list[Any]:
+    """Returns what workers have returned, in any order."""
+    return [load(path) for path in folder.glob("*.returned")]
+
+
 def load(path: Path) -> Any:
     """Loads a file that `write` wrote.
 

@@ -109,7 +109,7 @@ class RunningJob:
             self._stages.reach(Stage.OVER)
             if self._view.verbose:
                 for line in self._stages.lines():
-                    self._screen.show(2, None, f"tfringrun: {line}".encode())
+                    self._screen.say(line)
             status = self._ending.status(
                 self._process.returncode,
                 launcher_failed=self._screen.job_failed,
@@ -201,7 +201,7 @@ class RunningJob:
         return self._screen.failed
 
     def failure(self) -> str:
-        """The last line of a job that failed; "" if there is nothing to say."""
+        """Why a job has failed, in a line; "" if there is nothing to say."""
         if self._ending.is_by_request():
             return ""
         if self._said:
@@ -215,7 +215,7 @@ class RunningJob:
             under_way=any(r.heard_ranks for r in self._readers.values()),
         )
         if host is not None:
-            return f"tfringrun: {host}"
+            return host
         return self._launchers_end()
 
     def _launchers_end(self) -> str:
@@ -225,7 +225,7 @@ class RunningJob:
         if status == 0 or self._ending.is_soon() or (status > 0 and not silent):
             return ""
         how = wrapper.killed_by(128 - status) or f"exit status {status}"
-        return f"tfringrun: {self._command[0]} has failed: {how}."
+        return f"{self._command[0]} has failed: {how}."
 
     def _write(self, stream: int, data: bytes) -> None:
         """Writes, and ends the job when that is due while nobody reads.

@@ -106,9 +106,9 @@ def describe(
     # 1 is Python's status for an uncaught exception. With another status, the
     # rank has survived the exception in its traceback.
     if exception and status == 1:
-        return f"tfringrun: {where} failed first: {exception}"
+        return f"{where} failed first: {exception}"
     how = killed_by(status) or f"exit status {status}"
-    line = f"tfringrun: {where} failed first: {how}"
+    line = f"{where} failed first: {how}"
     return f"{line}; its last line: {last_line}" if last_line else f"{line}."
 
 

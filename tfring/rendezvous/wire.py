@@ -135,6 +135,15 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     return data
 
 
+def listening_socket(host: str, port: int = 0) -> socket.socket:
+    """Returns a socket for a `Listener`, of this process or of a child.
+
+    Raises:
+        OSError: There is no such address here, or the port is taken.
+    """
+    return addresses.listen(host, port, MOST_HANDSHAKES)
+
+
 class Listener:
     """Accepts connections of this job alone.
 
@@ -149,12 +158,14 @@ class Listener:
 
     def __init__(
         self,
-        host: str,
+        host: str | socket.socket,
         token: str,
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Listens at `host`, an address of this machine; port 0 takes any.
+
+        `host` may also be a socket of `listening_socket`, which it takes over.
 
         Raises:
             OSError: There is no such address here, or the port is taken.
@@ -168,7 +179,9 @@ class Listener:
         )
         most = descriptors.raise_limit() // _SHARE_OF_DESCRIPTORS
         self._most_handshakes = min(most, MOST_HANDSHAKES)
-        self._sock = addresses.listen(host, port, MOST_HANDSHAKES)
+        if isinstance(host, str):
+            host = listening_socket(host, port)
+        self._sock = host
         self._sock.setblocking(False)
         self.address: Address = self._sock.getsockname()[:2]
         self.refused = 0  # how many connections were closed

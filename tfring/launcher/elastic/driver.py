@@ -12,6 +12,7 @@ from tfring.launcher import command_line, ending, processes, wrapper
 from tfring.launcher.elastic.agents import Agent
 from tfring.launcher.elastic.discovery import Discovery
 from tfring.launcher.elastic.elastic_job import ElasticJob
+from tfring.launcher.elastic.fixed_membership import FixedMembership
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
@@ -55,7 +56,10 @@ class Driver:
         if listener is not None:
             self._server.take_over(listener)
         self._hosts = HostTable()
-        self._membership = Membership(job.limits, self._hosts, time.monotonic)
+        rules = Membership if job.limits.replaces else FixedMembership
+        self._membership = rules(job.limits, self._hosts, time.monotonic)
+        # By worker, in the newest generation.
+        self.ranks: dict[str, int] = {}
         # Reports of ended workers: when they are taken at the latest, and their
         # hosts.
         self._exits: list[tuple[float, str, dict[str, Any]]] = []
@@ -69,6 +73,17 @@ class Driver:
         self._signalled_at = 0.0
         self._grace_seconds = command_line.grace_seconds(job.environment)
         self._killed = False
+
+    @property
+    def failed_worker(self) -> str | None:
+        """The worker that failed first, in the latest failed generation."""
+        first = self._membership.first_failure
+        return None if first is None else first.name
+
+    def stop(self) -> None:
+        """Ends the job as SIGTERM does. Any thread may call it."""
+        self._signals.append(signal.SIGTERM)
+        self._server.wake()
 
     def run(self) -> int:
         """Runs it; returns its exit status."""
@@ -223,8 +238,10 @@ class Driver:
             self._lose_host(host, f"host {host} was lost")
         elif message["kind"] == "hello":
             if "slots" in message and host not in self._hosts:
-                self._hosts.add(host, int(message["slots"]))
-                self._screen.say(f"host {host} has come.")
+                slots = int(message["slots"])
+                self._hosts.add(host, slots, message.get("node"))
+                if self._job.limits.replaces:
+                    self._screen.say(f"host {host} has come.")
             self._hosts.came_up(host)
         elif message["kind"] == "leaving":
             self._hosts.leave(host)
@@ -250,15 +267,24 @@ class Driver:
     def _act(self) -> None:
         for action in self._membership.take_actions():
             if isinstance(action, Say):
-                self._screen.say(action.text)
+                if self._job.limits.replaces:  # If not, `failure` says why.
+                    self._screen.say(action.text)
                 continue
             kind = action.message["kind"]
             if Stage.JOINED not in self._stages and kind in _STAGE_OF_ACTION:
                 self._stages.reach(_STAGE_OF_ACTION[kind])
             if kind == "form":
+                self.ranks.clear()
                 for rank, name in enumerate(action.names):
-                    self._screen.prefixes[_number(name)] = str(rank)
+                    self._note_rank(name, rank)
+            elif kind == "start" and not self._job.limits.replaces:
+                name = action.message["worker"]
+                self._note_rank(name, _number(name) - 1)
             self._server.send(action.role, action.names, action.message)
+
+    def _note_rank(self, worker: str, rank: int) -> None:
+        self.ranks[worker] = rank
+        self._screen.prefixes[_number(worker)] = str(rank)
 
     # At the end
 
@@ -303,7 +329,8 @@ class Driver:
                 self._screen.say(line)
         self._screen.close(explained=True)
         self._screen.end(
-            self._describe(), lambda: self._stop_signal is not None
+            self.failure() if self._job.shows_failure else "",
+            lambda: self._stop_signal is not None,
         )
 
     def _ask_to_end(self) -> None:
@@ -345,28 +372,29 @@ class Driver:
                 return stream, error
         return None
 
-    def _describe(self) -> str:
+    def failure(self) -> str:
+        """Why the job has failed, in lines; "" if there is nothing to say."""
         if (unwritten := self._write_error()) is not None:
             return ending.describe_write_error(*unwritten)
         failure = self._membership.outcome
         if self._stop_signal is not None or not failure:
             return ""
         first = self._membership.first_failure
-        line = f"tfringrun: {failure}"
         if first is None:
-            return line
+            return failure
         exception, last_line = self._screen.last_words(first.number)
         exception = first.error or exception
         who = f"worker {first.name}"
         if first.rank is not None:
             who = f"rank {first.rank}"
         if first.status is None:
-            host = f" (host {first.host})"
-            return f"{line}\ntfringrun: {who}{host} failed first: {first.why}."
-        end = wrapper.describe(
-            who, first.host, first.status, exception, last_line
-        )
-        return f"{line}\n{end}"
+            how = first.error or first.why
+            end = f"{who} (host {first.host}) failed first: {how}."
+        else:
+            end = wrapper.describe(
+                who, first.host, first.status, exception, last_line
+            )
+        return f"{failure}\n{end}" if self._job.limits.replaces else end
 
 
 def _end_message(grace: float, status: int = 0) -> dict[str, Any]:

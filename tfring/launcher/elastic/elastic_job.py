@@ -30,6 +30,9 @@ class ElasticJob:
     # The address of this machine at which to listen; "" is one by which the
     # hosts reach it.
     interface: str
+    # The job's last line says why it has failed. A caller that gets the reason
+    # by itself says so itself.
+    shows_failure: bool = True
 
     def configuration(
         self, host: str, token: str, address: wire.Address
@@ -43,6 +46,7 @@ class ElasticJob:
             "directory": str(Path.cwd()),
             "silence_seconds": self.silence_seconds,
             "interface": None,
+            "has_lifeline": True,
             "environment": dict(self.environment),
         }
 
@@ -129,9 +133,51 @@ def make(
         script=script,
         environment=environment,
         exported=exported,
-        silence_seconds=_seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0),
+        silence_seconds=silence_seconds(),
         interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
     )
+
+
+def placed(
+    ranks: int, minimum: int | None, timeout_seconds: float, *, interface: str
+) -> ElasticJob:
+    """Returns a job whose workers are started where an engine has placed them.
+
+    See `placed.Rendezvous` for the arguments.
+
+    Raises:
+        ValueError: A setting is none.
+    """
+    return ElasticJob(
+        command=(),
+        hosts=(),
+        limits=Limits(
+            minimum=ranks if minimum is None else minimum,
+            maximum=ranks,
+            first=ranks,
+            replacement_seconds=timeout_seconds,
+            ready_seconds=_seconds(
+                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
+            ),
+            may_grow=True,
+            replaces=minimum is not None,
+        ),
+        script="",
+        environment=os.environ,
+        exported=(),
+        silence_seconds=silence_seconds(),
+        interface=interface,
+        shows_failure=False,
+    )
+
+
+def silence_seconds() -> float:
+    """Reads after how many silent seconds a worker counts as lost.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return _seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0)
 
 
 def _this_machine(slots: int) -> Host:

@@ -78,7 +78,7 @@ class Generation:
             {
                 "worker": worker.name,
                 "address": worker.address,
-                "node": worker.host,
+                "node": worker.node,
                 "steps": worker.steps,
             }
             for worker in members
@@ -94,7 +94,7 @@ class Generation:
         )
         self._actions.say(
             f"generation {self.number}: {len(members)} workers on "
-            f"{len({worker.host for worker in members})} hosts."
+            f"{len({worker.node for worker in members})} hosts."
         )
 
     def train_if_connected(self) -> None:

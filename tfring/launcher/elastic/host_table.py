@@ -23,6 +23,8 @@ FIRST_RETRY_SECONDS = 1.0
 @dataclasses.dataclass
 class _Host:
     slots: int
+    # Its workers share memory with those of hosts with the same node.
+    node: str
     # If it is lost and joins again, it is a new one.
     has_come_by_itself: bool = False
     up: bool = False  # its supervisor is connected
@@ -56,12 +58,15 @@ class HostTable:
         for name in before.keys() - slots.keys():
             del self._hosts[name]
         for name, count in slots.items():
-            self._hosts.setdefault(name, _Host(count)).slots = count
+            self._hosts.setdefault(name, _Host(count, name)).slots = count
         return before != dict(slots)
 
-    def add(self, name: str, slots: int) -> None:
-        """Takes a host that has joined by itself."""
-        self._hosts[name] = _Host(slots, has_come_by_itself=True)
+    def add(self, name: str, slots: int, node: str | None = None) -> None:
+        """Takes a host that has joined by itself.
+
+        `node` is the machine that it is a part of; None: it is a machine.
+        """
+        self._hosts[name] = _Host(slots, node or name, has_come_by_itself=True)
 
     def __contains__(self, name: str) -> bool:
         return name in self._hosts
@@ -69,6 +74,18 @@ class HostTable:
     def slots(self, name: str) -> int:
         """Returns how many workers a host takes; 0 if there is no such host."""
         return self._hosts[name].slots if name in self._hosts else 0
+
+    def node(self, name: str) -> str:
+        """Returns the node of a host; its name if there is no such host."""
+        return self._hosts[name].node if name in self._hosts else name
+
+    def slots_by_node(self) -> list[str]:
+        """Returns the host of each slot that can be used now, by nodes."""
+        nodes: dict[str, list[str]] = {}
+        for name, host in self._hosts.items():
+            if host.up and not host.leaving:
+                nodes.setdefault(host.node, []).extend([name] * host.slots)
+        return [name for of_node in nodes.values() for name in of_node]
 
     def missing(self, now: float) -> list[str]:
         """Returns the hosts that should have a supervisor, and have none."""

@@ -68,7 +68,7 @@ def in_order(workers: Iterable[Worker]) -> list[Worker]:
         return kept
     nodes: dict[str, list[Worker]] = {}
     for worker in by_state:
-        nodes.setdefault(worker.host, []).append(worker)
+        nodes.setdefault(worker.node, []).append(worker)
     return [worker for node in nodes.values() for worker in node]
 
 
@@ -77,7 +77,7 @@ def to_come(
 ) -> Iterator[tuple[Worker, int, list[str]]]:
     """Yields the places of workers once all that are starting have joined.
 
-    These are a joiner, its rank, and the host of each rank. `workers` are all
+    These are a joiner, its rank, and the node of each rank. `workers` are all
     of the job, the members first, and then by age. The first `places` of them
     train. The others wait for a lost one's place, and are told the last rank.
     """
@@ -87,7 +87,7 @@ def to_come(
         own = ordered
         if worker not in chosen:
             own = in_order([*chosen[:-1], worker])
-        yield worker, own.index(worker), [each.host for each in own]
+        yield worker, own.index(worker), [each.node for each in own]
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
@@ -103,15 +103,15 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
         worker = old.get(rank)
         if worker is None:
             # One of the node before it, or else the first.
-            node = places[-1].host if places else ""
-            worker = next((each for each in new if each.host == node), new[0])
+            node = places[-1].node if places else ""
+            worker = next((each for each in new if each.node == node), new[0])
             new.remove(worker)
         places.append(worker)
     # The first worker with the newest state has the first place.
     first = places.index(workers[0])
     if _steps(places[0]) < _steps(workers[0]):
         places[0], places[first] = places[first], places[0]
-    nodes = [each.host for each in places]
+    nodes = [each.node for each in places]
     runs = 1 + sum(a != b for a, b in itertools.pairwise(nodes))
     return places if runs == len(set(nodes)) else None
 

@@ -43,14 +43,17 @@ class Roster:
         self._cores_shared_by: dict[str, int] = {}
         self._numbers = itertools.count(1)
 
-    def start(self, host: str) -> None:
+    def start(self, host: str) -> Worker:
         """Starts a worker on a host."""
         number = next(self._numbers)
-        worker = Worker(f"w{number}", number, host, self._clock())
+        node = self._hosts.node(host)
+        worker = Worker(f"w{number}", number, host, self._clock(), node)
         self.living[worker.name] = worker
         self.expect(worker, "join the job")
         slots = str(self._hosts.slots(host))
         environment = {"TFRING_ELASTIC_SLOTS": slots}
+        if not self._limits.replaces:
+            environment["TFRING_ELASTIC_FIXED"] = "1"
         members = self._most_members(host)
         self._cores_shared_by.setdefault(host, members)
         self._actions.order(
@@ -59,6 +62,7 @@ class Roster:
             environment=environment,
             cores_shared_by=members,
         )
+        return worker
 
     def share_cores(self, hosts: Iterable[str]) -> None:
         """Gives workers new shares if the slots of their host have changed."""

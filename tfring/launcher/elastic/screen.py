@@ -77,13 +77,8 @@ class JobScreen(Screen):
             lambda worker: self.prefixes.get(worker, f"w{worker}"),
         )
 
-    def say(self, text: str) -> None:
-        """Shows a line of the launcher's own."""
-        self.show(2, None, f"tfringrun: {text}".encode(errors="replace"))
-
-    def end(self, line: str, is_stopped: Callable[[], bool]) -> None:
-        """Shows the job's last line, if there is one, and waits for it all."""
-        if line:
-            data = f"{line}\n".encode(errors="replace")
-            self.writer.write(2, data)
+    def end(self, text: str, is_stopped: Callable[[], bool]) -> None:
+        """Shows the job's last lines, if any, and waits for all output."""
+        for line in text.splitlines():
+            self.say(line)
         self.writer.close(is_stopped)

@@ -52,9 +52,11 @@ class Supervisor:
                 `environment` (what the workers' has more than this process's),
                 `silence_seconds`, after which a stopped worker is reported,
                 `interface`, where the workers listen; None is where this
-                process reaches the rendezvous from; and for a host that the
-                launcher does not know `slots`, and for how long to try to reach
-                it, `patience_seconds`.
+                process reaches the rendezvous from, and `has_lifeline`, if the
+                end of its standard input ends it. For a host that the launcher
+                does not know, `slots`, and for how long to try to reach it,
+                `patience_seconds`; `node`, if there may be other supervisors on
+                its machine, is the same for those whose workers share memory.
 
         Raises:
             OSError: The rendezvous cannot be reached.
@@ -66,6 +68,7 @@ class Supervisor:
         hello = {"role": "supervisor", "host": host}
         if "slots" in configuration:
             hello["slots"] = configuration["slots"]
+            hello["node"] = configuration.get("node")
         patience_seconds = configuration.get("patience_seconds", 0.0)
         control = reach(address, token, hello, patience_seconds)
         interface = configuration["interface"] or control.getsockname()[0]
@@ -84,7 +87,7 @@ class Supervisor:
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
             "TFRING_ELASTIC_INTERFACE": interface,
             # Workers that share memory, and count as of one machine.
-            "TFRING_ELASTIC_HOST": host,
+            "TFRING_ELASTIC_HOST": configuration.get("node", host),
         }
         self._workers: dict[str, WorkerProcess] = {}
         # Some also of workers that have ended.
@@ -120,8 +123,8 @@ class Supervisor:
         poll = select.poll()
         for descriptor in (self._control.fileno(), self._wake):
             poll.register(descriptor, select.POLLIN)
-        if "slots" not in self._configuration:
-            poll.register(0, select.POLLIN)  # The launcher's.
+        if self._configuration["has_lifeline"]:
+            poll.register(0, select.POLLIN)
         while not (self._ending and not self._workers):
             # A bounded wait also bounds the cost of a lost wake-up.
             ready = {fd for fd, _ in poll.poll(self._wait_ms())}
@@ -229,8 +232,10 @@ class Supervisor:
             **self._environment,
             **environment,
             "TFRING_ELASTIC_WORKER": name,
-            "TFRING_ELASTIC_SLOT": str(slot),
         }
+        if "node" not in self._configuration:
+            # Other supervisors of the same machine have the same slots.
+            environment["TFRING_ELASTIC_SLOT"] = str(slot)
         process: subprocess.Popen[bytes] | None = None
         try:
             process = subprocess.Popen(

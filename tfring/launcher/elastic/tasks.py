@@ -106,6 +106,7 @@ def _join(
     host = os.environ.get("TFRING_ELASTIC_HOST") or socket.gethostname()
     configuration = job.configuration(host, token, address)
     configuration["slots"] = job.hosts[0].slots
+    configuration["has_lifeline"] = False
     configuration["patience_seconds"] = patience_seconds
     print(
         f"tfringrun: host {host} joins the job at {address[0]}:{address[1]}, "

@@ -29,6 +29,9 @@ class Limits:
     ready_seconds: float = 30.0
     # More hosts may join.
     may_grow: bool = False
+    # Lost workers are replaced. If not, the first loss ends the job, which has
+    # `minimum` workers from its start on: see `fixed_membership`.
+    replaces: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +79,9 @@ class Worker:
 
     name: str
     number: int
-    host: str
+    host: str  # its supervisor's name
     started: float
+    node: str  # workers with the same one share memory
     ready: bool = False  # it waits for a place
     steps: int = -1  # how many commits were in its state when last ready
     building: bool = False  # it had yet to build what it trains then

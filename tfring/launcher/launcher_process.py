@@ -1,0 +1,177 @@
+"""A job's launcher as a child of a program: its order, and its outcome."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfring.launcher import command_line
+
+# After the ranks' grace the launcher has this long to end them, on all hosts.
+_STOP_SECONDS = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job has ended.
+
+    Attributes:
+        caller: Who has started the job.
+        status: The job's exit status.
+        ranks: The rank of each worker.
+        failed_worker: The worker that failed first.
+        said: Why the job has failed; "" if there is nothing to say.
+    """
+
+    caller: str
+    status: int
+    ranks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    failed_worker: str | None = None
+    said: str = ""
+
+
+def child_environment() -> dict[str, str]:
+    """Returns the environment of a child that finds this very tfring."""
+    package = str(Path(__file__).parents[2])
+    search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+
+
+def read_order() -> dict[str, Any]:
+    """Reads the order of this process, a line of JSON, by standard input.
+
+    It takes nothing that comes after the line.
+    """
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line.endswith(b"\n"):
+        sys.exit(1)  # The process that gives it is gone.
+    order: dict[str, Any] = json.loads(line)
+    return order
+
+
+class LauncherProcess:
+    """The launcher of one job; see `function_job`.
+
+    It is a process of its own because a launcher takes over signals and
+    orphans, which a program or a notebook needs for itself.
+    """
+
+    def __init__(
+        self, order: Mapping[str, Any], descriptors: Sequence[int] = ()
+    ) -> None:
+        """Starts it; it has the descriptors, too."""
+        self._caller = order["caller"]
+        reader, writer = os.pipe()
+        self._outcome = os.fdopen(reader)
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tfring.launcher.function_job"),
+                str(writer),
+            ],
+            env=child_environment(),
+            pass_fds=[writer, *descriptors],
+            # Its end tells the launcher that this process is gone.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # An interrupt reaches it once, from here.
+            start_new_session=True,
+        )
+        os.close(writer)
+        assert self._process.stdin is not None
+        # If it has ended already, there is no outcome.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def follow(self) -> Outcome:
+        """Shows the job's output until its end, and returns how it ended."""
+        self._show_output()
+        with self._outcome as file:
+            text = file.read()
+        self._process.wait()
+        if not text:
+            said = "the launcher has ended by itself."
+            return Outcome(self._caller, 1, said=said)
+        return Outcome(self._caller, **json.loads(text))
+
+    def end(self, patience_seconds: float = 0.0) -> None:
+        """Ends the job if it has not ended by itself. Any thread may call it.
+
+        `follow` then returns.
+        """
+        try:
+            self._process.wait(patience_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Ends the job if it has not ended; at once if interrupted again."""
+        try:
+            self._process.terminate()
+            # Closed pipes keep the launcher from waiting for a reader.
+            for pipe in (self._process.stdout, self._process.stderr):
+                assert pipe is not None
+                pipe.close()
+            grace = command_line.grace_seconds(os.environ)
+            self._process.wait(grace + _STOP_SECONDS)
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def _show_output(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        decoder = codecs.getincrementaldecoder("utf-8")
+        with selectors.DefaultSelector() as selector:
+            for pipe, name in (
+                (self._process.stdout, "stdout"),
+                (self._process.stderr, "stderr"),
+            ):
+                selector.register(
+                    pipe, selectors.EVENT_READ, (name, decoder("replace"))
+                )
+            while selector.get_map():
+                for key, _ in selector.select():
+                    name, decode = key.data
+                    data = os.read(key.fd, 1 << 16)
+                    # Looked up each time: a notebook replaces it.
+                    stream = getattr(sys, name)
+                    if stream is not None:
+                        _write(stream, decode.decode(data, final=not data))
+                    if not data:
+                        selector.unregister(key.fileobj)
+
+
+def terminals() -> list[int]:
+    """Returns the streams, 1 or 2, where a progress bar may stay one line."""
+    return [
+        number
+        for number, stream in ((1, sys.stdout), (2, sys.stderr))
+        if _rewrites_lines(stream)
+    ]
+
+
+def _rewrites_lines(stream: Any) -> bool:
+    if type(stream).__module__.startswith("ipykernel"):
+        return True
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # None, or closed.
+        return False
+
+
+def _write(stream: Any, text: str) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()

@@ -1,0 +1,297 @@
+"""The seam by which processes that an engine has placed become ranks.
+
+The engine (Spark, Ray, or a program on its own machine) places processes, and
+carries a `Ticket` to each of them. Each calls `start_part`, which joins the
+`Rendezvous` by the ticket. The launcher behind the rendezvous makes the table
+of the ranks, watches them, and ends them all.
+
+    rendezvous = Rendezvous(2, caller="tfring.run")
+    part = start_part(rendezvous.ticket, "localhost", call, slots=2)
+    outcome = rendezvous.follow()
+    return results(part.returned(), outcome)
+
+Two things end with this process: the launcher and each part watch their
+standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfring.launcher import private_files
+from tfring.launcher.elastic import elastic_job
+from tfring.launcher.launcher_process import (
+    LauncherProcess,
+    Outcome,
+    child_environment,
+)
+from tfring.rendezvous import handshake, wire
+
+# A part ends by itself once its launcher has; then it removes its files.
+_PART_SECONDS = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """What a placed process needs to join. Who has it can join, too."""
+
+    address: tuple[str, int]
+    token: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """What the function returned or raised in a worker."""
+
+    worker: str
+    raised: bool
+    # The result; or the exception, its line, and its traceback.
+    pickled: bytes = dataclasses.field(repr=False)
+
+
+class RankTracebackError(Exception):
+    """The traceback of a rank, as text: the cause of the error in a caller."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Rendezvous(LauncherProcess):
+    """A job whose ranks come by themselves, each with its ticket.
+
+    Attributes:
+        ticket: For the processes that are to join.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        minimum: int | None = None,
+        *,
+        caller: str,
+        interface: str = "127.0.0.1",
+        timeout_seconds: float = 600.0,
+        terminals: Sequence[int] = (),
+        only_rank: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """Starts the launcher.
+
+        Args:
+            ranks: How many ranks the job has.
+            minimum: None: the job ends at the first loss. Otherwise it is
+                elastic, and goes on with this many ranks or more.
+            caller: Its name is in front of the launcher's lines.
+            interface: The address, of this machine, at which it listens.
+            timeout_seconds: How long it may take until all ranks have a place.
+            terminals: The streams, 1 or 2, on which a line may be rewritten.
+            only_rank: The rank whose output is shown; None shows all.
+            verbose: Show where the seconds of the job's start and end went.
+
+        Raises:
+            OSError: It cannot listen at that address.
+        """
+        token = handshake.make_token()
+        with wire.listening_socket(interface) as listener:
+            super().__init__(
+                {
+                    "ranks": ranks,
+                    "minimum": minimum,
+                    "listener": listener.fileno(),
+                    "token": token,
+                    "timeout_seconds": timeout_seconds,
+                    "terminals": list(terminals),
+                    "only_rank": only_rank,
+                    "verbose": verbose,
+                    "caller": caller,
+                },
+                [listener.fileno()],
+            )
+            # It can be connected to before the launcher accepts.
+            self.ticket = Ticket(listener.getsockname()[:2], token)
+
+
+class Part:
+    """A placed process's part of a job: its ranks, as its children."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def has_ended(self, seconds: float) -> bool:
+        """Waits for this long; returns True once its ranks have ended."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def returned(self) -> list[Returned]:
+        """Waits until the part has ended; returns what its ranks returned."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read()
+        self.stop()
+        return pickle.loads(data) if data else []
+
+    def stop(self) -> None:
+        """Ends it, with its ranks, if it has not ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_PART_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_part(
+    ticket: Ticket,
+    place: str,
+    call: bytes,
+    *,
+    slots: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> Part:
+    """Starts this process's part of the job, in a process below it.
+
+    Args:
+        ticket: The rendezvous' ticket.
+        place: A name that no other part of the job has.
+        call: The function with its arguments, from `pickled_call`.
+        slots: How many ranks it has.
+        environment: Environment variables of the ranks, which they have beside
+            this process's.
+    """
+    order = {
+        **configuration(ticket, place),
+        "slots": slots,
+        "environment": dict(environment or {}),
+        # A rank finds the modules that this process finds.
+        "path": [entry or str(Path.cwd()) for entry in sys.path],
+        "call_bytes": len(call),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfring.launcher.placed_part"],
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # An interrupt reaches the ranks by the launcher alone.
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    # If it has ended already, its ranks are missing.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(order).encode() + b"\n" + call)
+        process.stdin.flush()
+    return Part(process)
+
+
+def configuration(ticket: Ticket, place: str) -> dict[str, Any]:
+    """Returns what the supervisor of a place is told; see `Supervisor`."""
+    return {
+        "token": ticket.token,
+        "address": ticket.address,
+        "host": place,
+        "node": node(),
+        "slots": 1,
+        "directory": str(Path.cwd()),
+        "silence_seconds": elastic_job.silence_seconds(),
+        "interface": None,
+        "has_lifeline": True,
+        "environment": {},
+    }
+
+
+def node() -> str:
+    """Names the machine, so that ranks with the same name can share memory.
+
+    They share it by /proc/PID/fd, so they need one kernel, one namespace of
+    process numbers and one user. Names of hosts say none of this in containers.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = Path("/proc/self/ns/pid").readlink()
+    key = f"{boot} {namespace} {os.getuid()}"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f"{socket.gethostname()}-{digest[:16]}"
+
+
+def pickled_call(caller: str, fn: Any, args: Any, kwargs: Any) -> bytes:
+    """Pickles a function with its arguments.
+
+    Raises:
+        TypeError: It cannot be called, or something cannot be pickled.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"{caller}: fn must be a function, got {type(fn).__name__}."
+        )
+    try:
+        if not private_files.knows_main() and fn.__module__ == "__main__":
+            raise TypeError("it is defined in the program itself")
+        return private_files.dumps((fn, tuple(args), dict(kwargs or {})))
+    except Exception as error:
+        hint = (
+            ""
+            if private_files.knows_main()
+            else " Install cloudpickle, or define it in a module."
+        )
+        raise TypeError(
+            f"{caller}: {fn!r} with its arguments cannot be sent to other "
+            f"processes: {error}.{hint}"
+        ) from error
+
+
+def described(error: Exception) -> bytes:
+    """Pickles an exception, its line, and its traceback.
+
+    The exception is None if it cannot be pickled, or not be loaded.
+    """
+    # Without the frame of the caller.
+    frames = error.__traceback__ and error.__traceback__.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    line = f"{type(error).__name__}: {error}"
+    try:
+        pickled = private_files.dumps((error, line, text.rstrip()))
+        pickle.loads(pickled)
+    except Exception:
+        return pickle.dumps((None, line, text.rstrip()))
+    return pickled
+
+
+def results(returned: Iterable[Returned], outcome: Outcome) -> list[Any]:
+    """Returns the results by rank.
+
+    Raises:
+        RuntimeError: The job has failed, or a rank gave no result.
+        Exception: The exception of the rank that failed first, with its
+            traceback as cause.
+    """
+    caller = outcome.caller
+    of_worker = {each.worker: each for each in returned}
+    failed = of_worker.get(outcome.failed_worker or "")
+    if outcome.status != 0 and failed is not None and failed.raised:
+        rank = outcome.ranks.get(failed.worker)
+        error, line, text = pickle.loads(failed.pickled)
+        if error is None:  # It cannot be pickled.
+            error = RuntimeError(f"{caller}: rank {rank} failed: {line}")
+        raise error from RankTracebackError(f"Rank {rank}:\n{text}")
+    if outcome.status != 0:
+        said = outcome.said or f"the job ended with status {outcome.status}."
+        raise RuntimeError(f"{caller}: {said}")
+    found = []
+    for worker, rank in sorted(outcome.ranks.items(), key=lambda each: each[1]):
+        if worker not in of_worker or of_worker[worker].raised:
+            raise RuntimeError(
+                f"{caller}: rank {rank} ended before fn returned."
+            )
+        found.append(pickle.loads(of_worker[worker].pickled))
+    return found

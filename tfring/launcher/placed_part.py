@@ -1,0 +1,60 @@
+"""A placed process's part of a job: a supervisor, and the files of its ranks.
+
+Its order comes by standard input: a line of JSON, and the pickled call. The
+part ends, and its ranks with it, at the end of standard input. What the ranks
+have returned goes to standard output at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tfring.launcher import prepare, private_files
+from tfring.launcher.elastic import supervisor
+from tfring.launcher.launcher_process import read_order
+
+
+def main() -> int:
+    """Runs the part; returns its exit status."""
+    order = read_order()
+    folder = Path(tempfile.mkdtemp(prefix=".tfring-run-"))
+    try:
+        call = _read(order["call_bytes"])
+        private_files.write(
+            folder / "call", pickle.dumps((order["path"], call))
+        )
+        order["command"] = [
+            *(sys.executable, "-m", "tfring.launcher.function_rank"),
+            str(folder),
+        ]
+        order["environment"] = prepare.make_environment(
+            (), order["environment"]
+        )
+        status = supervisor.supervise(order)
+        returned = private_files.load_returned(folder)
+        sys.stdout.buffer.write(pickle.dumps(returned))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def _read(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = os.read(0, min(count - len(data), 1 << 20))
+        if not more:
+            sys.exit(1)  # The process that placed it is gone.
+        data += more
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())
