@@ -24,7 +24,7 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
   parallel-4 trainings features gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
-  hosts clients compat nightly
+  hosts clients engines compat nightly
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
   clients
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
   parallel-2 parallel-3 parallel-4 trainings features gpu gpu-schedule jobs hosts \
-  clients nightly
+  clients engines nightly
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
 test-all: build
@@ -275,6 +275,21 @@ build/clients/%/.ready: tests/clients/%.txt | build
 clients: build build/clients/omnifold/.ready \
   $(if $(EXTENT),,build/clients/deepmd/.ready)
 	$(PYTEST) tests/clients
+
+# Spark and Ray themselves, in an environment of their own, with .venv's TensorFlow.
+ENGINES_VENV := build/engines-venv
+$(ENGINES_VENV)/.ready: | build
+	$(BIN)/python -m venv $(ENGINES_VENV)
+	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  pyspark==4.3.0 ray==2.60.0 cloudpickle==3.1.3 pytest==9.2.0 pytest-timeout==2.4.0
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	  $$($(ENGINES_VENV)/bin/python -c \
+	  "import sysconfig; print(sysconfig.get_path('purelib'))")/tensorflow.pth
+	touch $@
+engines: build $(ENGINES_VENV)/.ready
+	@command -v java > /dev/null || { echo \
+	  "Spark needs Java: apt-get install default-jre-headless" >&2; exit 1; }
+	PYTHONPATH=$(CURDIR) $(PYTEST:$(BIN)/%=$(ENGINES_VENV)/bin/%) tests/engines
 
 # The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
 # this tree: make compat TF=2.18.1, or TF=2.21.0 MPI=mpich, or MPICC=...

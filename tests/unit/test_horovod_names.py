@@ -33,7 +33,10 @@ def test_every_module_has_its_names():
         for path in horovod.FOLDER.rglob("*.py")
     ]
     modules = [each.removesuffix(".__init__") for each in modules]
-    absent = {"horovod.torch", "horovod.mxnet"}
+    absent = {
+        *("horovod.torch", "horovod.mxnet"),
+        *("horovod.spark.common", "horovod.spark.keras"),
+    }
     done = run(IMPORTS, *sorted(set(modules) - absent))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -43,7 +46,9 @@ def test_every_module_has_its_names():
         "horovod.common.process_sets": ["ProcessSet"],
         "horovod.common.util": ["gloo_built"],
         "horovod.keras": ["allreduce", "callbacks", "elastic", "load_model"],
+        "horovod.ray": ["RayExecutor"],
         "horovod.runner": ["run"],
+        "horovod.spark": ["run", "run_elastic"],
         "horovod.tensorflow": [
             *("DistributedGradientTape", "DistributedOptimizer", "elastic"),
             *("allreduce", "broadcast_global_variables", "local_rank", "rank"),
@@ -186,3 +191,53 @@ def test_variables_without_a_counterpart_are_named_by_one_rank():
         assert done.stdout == "64\n"
         assert done.stderr.endswith(names)
         assert bool(done.stderr) == bool(names)
+
+
+def test_estimators_of_spark_are_absent():
+    script = """
+for name in ("horovod.spark.keras", "horovod.spark.common.store"):
+    try:
+        __import__(name)
+    except ImportError as error:
+        print(type(error).__name__, error)
+"""
+    done = run(script)
+    assert done.stdout.count("ImportError horovod.spark.") == 2, done.stderr
+    assert done.stdout.count("no KerasEstimator and no Store") == 2
+
+
+def test_horovods_arguments_of_spark(monkeypatch, caplog):
+    from tfring.horovod import spark
+
+    asked = []
+    monkeypatch.setattr(
+        spark.tfring.spark, "run", lambda *a, **k: asked.append((a, k))
+    )
+    spark.run(len, (1,), {"a": 2}, 4, 30, use_gloo=True, env={"A": "b"})
+    [((fn, args, kwargs, ranks, env), options)] = asked
+    assert (fn, args, kwargs, ranks) == (len, (1,), {"a": 2}, 4)
+    assert (env["A"], env["PYTHONPATH"]) == ("b", str(horovod.FOLDER))
+    assert options == {"start_timeout": 30, "verbose": False}
+    assert "ignores them: use_gloo." in caplog.text
+    spark.run_elastic(len, num_proc=2, min_num_proc=1, max_num_proc=3)
+    assert (asked[1][0][3], asked[1][0][5]) == (3, 1)
+
+
+def test_horovods_arguments_of_ray(monkeypatch):
+    from tfring.horovod import ray
+
+    asked = []
+    monkeypatch.setattr(
+        ray.tfring.ray.RayExecutor,
+        "__init__",
+        lambda self, *a, **k: asked.append((a, k)),
+    )
+    settings = ray.RayExecutor.create_settings(placement_group_timeout_s=7)
+    ray.RayExecutor(settings, num_workers=2, use_gpu=True)
+    [(ranks, options)] = asked
+    assert ranks == (2,)
+    assert (options["gpus_per_worker"], options["start_timeout"]) == (1, 7)
+    with pytest.raises(ValueError, match="has no num_hosts"):
+        ray.RayExecutor(settings, num_hosts=2)
+    with pytest.raises(ValueError, match="how many workers"):
+        ray.RayExecutor(settings)

@@ -38,11 +38,13 @@ LAYER_OF = {
 LAUNCHER = "launcher"
 # `python -m tfring.run`, which is the launcher.
 LAUNCHER_ENTRY = "run"
+# Programs that place processes by an engine, which the launcher makes ranks.
+ENGINES = {"ray", "spark"}
 LOADED_BY_LAUNCHER = {LAUNCHER, "_build_info", "rendezvous", "horovod"}
 ALLOWED_IN_LAUNCHER = {*LOADED_BY_LAUNCHER, "_core", ""}
 
 # They are not always installed.
-OPTIONAL = {"matplotlib", "prometheus_client", "torch"}
+OPTIONAL = {"matplotlib", "prometheus_client", "pyspark", "ray", "torch"}
 # Or take seconds to import. `importlib.metadata` takes 25 ms, which is half of
 # the launcher's start.
 HEAVY = {*OPTIONAL, "importlib.metadata", "keras", "mpi4py", "tensorflow"}
@@ -116,7 +118,7 @@ def loaded_by(target, seen=None):
 
 
 def test_every_package_is_in_a_layer():
-    beside = {LAUNCHER, LAUNCHER_ENTRY}
+    beside = {LAUNCHER, LAUNCHER_ENTRY, *ENGINES}
     assert set(map(package, NAMES)) == LAYER_OF.keys() | beside
 
 
@@ -124,7 +126,7 @@ def test_imports_point_down():
     assert len(OURS) > 200
     for each in OURS:
         ends = package(each.importer), package(each.target)
-        beside = {LAUNCHER, LAUNCHER_ENTRY} & set(ends)
+        beside = {LAUNCHER, LAUNCHER_ENTRY, *ENGINES} & set(ends)
         if not beside and ends[0] != ends[1]:
             upper, lower = map(LAYER_OF.get, ends)
             assert upper > lower, each
@@ -140,8 +142,15 @@ def test_the_launcher_stands_beside_the_layers():
     for each in OURS:
         if package(each.importer) == LAUNCHER:
             assert package(each.target) in ALLOWED_IN_LAUNCHER, each
-        elif package(each.importer) != LAUNCHER_ENTRY:
+        elif package(each.importer) not in {LAUNCHER_ENTRY, *ENGINES}:
             assert package(each.target) != LAUNCHER, each
+
+
+def test_engines_know_the_launcher_alone():
+    for each in OURS:
+        if package(each.importer) in ENGINES:
+            known = {package(each.importer), LAUNCHER}
+            assert package(each.target) in known, each
 
 
 def test_no_module_imports_itself_by_way_of_others():

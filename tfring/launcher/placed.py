@@ -169,19 +169,25 @@ def start_part(
         call: The function with its arguments, from `pickled_call`.
         slots: How many ranks it has.
         environment: Environment variables of the ranks, which they have beside
-            this process's.
+            this process's. The folders of PYTHONPATH come before its own.
     """
+    variables = dict(environment or {})
+    search = search_path(variables)
+    children = child_environment()
+    if search:
+        own = children["PYTHONPATH"]
+        variables["PYTHONPATH"] = os.pathsep.join([*search, own])
     order = {
         **configuration(ticket, place),
         "slots": slots,
-        "environment": dict(environment or {}),
+        "environment": variables,
         # A rank finds the modules that this process finds.
-        "path": [entry or str(Path.cwd()) for entry in sys.path],
+        "path": [*search, *(entry or str(Path.cwd()) for entry in sys.path)],
         "call_bytes": len(call),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "tfring.launcher.placed_part"],
-        env=child_environment(),
+        env=children,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # An interrupt reaches the ranks by the launcher alone.
@@ -193,6 +199,12 @@ def start_part(
         process.stdin.write(json.dumps(order).encode() + b"\n" + call)
         process.stdin.flush()
     return Part(process)
+
+
+def search_path(environment: Mapping[str, str]) -> list[str]:
+    """Returns the folders of PYTHONPATH."""
+    path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return [entry for entry in path if entry]
 
 
 def configuration(ticket: Ticket, place: str) -> dict[str, Any]:

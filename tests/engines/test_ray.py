@@ -1,0 +1,113 @@
+"""`tfring.ray.RayExecutor` on a cluster of two raylets, with 1 and 2 CPUs."""
+
+import os
+import signal
+import threading
+
+import functions
+import numpy as np
+import pytest
+from conftest import SECONDS
+
+import tfring.ray
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False},
+    )
+    made.add_node(num_cpus=2)
+    ray.init(address=made.address, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def start(cluster):
+    """Returns a function that makes an executor, and starts it."""
+    made = []
+
+    def start(ranks, **options):
+        executor = tfring.ray.RayExecutor(ranks, **options)
+        made.append(executor)
+        executor.start()
+        return executor
+
+    yield start
+    for executor in made:
+        executor.shutdown()
+    # The next job of the cluster is as good as the first.
+    executor = tfring.ray.RayExecutor(2)
+    executor.start()
+    assert executor.run(lambda: 5) == [5, 5]
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_training_is_that_of_one_process(start, alone, ranks):
+    executor = start(ranks)
+    # The second is in the same processes.
+    for found in (executor.run(functions.train) for _ in range(2)):
+        assert [numbers for numbers, _ in found] == [
+            (rank, ranks, ranks) for rank in range(ranks)
+        ]
+        for _, weights in found:
+            for own, expected in zip(weights, alone, strict=True):
+                np.testing.assert_allclose(own, expected, atol=1e-6)
+
+
+def test_an_object_on_each_rank(cluster):
+    executor = tfring.ray.RayExecutor(3)
+    executor.start(dict, executable_kwargs={"start": 5})
+    try:
+        assert executor.execute(lambda found: found["start"]) == [5] * 3
+        assert executor.execute_single(len) == 1
+    finally:
+        executor.shutdown()
+
+
+def test_a_rank_that_raises(start):
+    executor = start(2)
+    with pytest.raises(KeyError, match="no such column: rank 1") as caught:
+        executor.run(functions.raise_on, [1])
+    assert "in raise_on" in str(caught.value)
+    with pytest.raises(RuntimeError, match="the job of these ranks has ended"):
+        executor.run(functions.raise_on, [1])
+
+
+def test_an_actor_that_is_killed(start, tmp_path, pids):
+    executor = start(2)
+    thread = threading.Thread(
+        target=lambda: os.kill(pids(2)[1], signal.SIGKILL)
+    )
+    thread.start()
+    with pytest.raises(RuntimeError, match=r"tfring\.ray: rank 1 \(host "):
+        executor.run(functions.sleep, [str(tmp_path)])
+    thread.join()
+
+
+def test_no_room(cluster):
+    executor = tfring.ray.RayExecutor(4, start_timeout=2.0)
+    with pytest.raises(TimeoutError, match="no room for 4 workers"):
+        executor.start()
+
+
+def test_an_elastic_job_goes_on_without_an_actor(start, tmp_path, pids):
+    executor = start(3, min_workers=1)
+    thread = threading.Thread(
+        target=lambda: os.kill(pids(3)[1], signal.SIGKILL)
+    )
+    thread.start()
+    found = executor.run(functions.train_elastically, [str(tmp_path), 100])
+    thread.join(SECONDS)
+    assert len(found) == 3
+    for steps, total, sizes in found:
+        assert total == steps >= 100
+        assert (sizes[0], sizes[-1]) == (3, 3)
+        assert 2 in sizes

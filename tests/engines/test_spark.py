@@ -1,0 +1,175 @@
+"""`tfring.spark.run` in a session with three executors of one core."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import functions
+import numpy as np
+import pytest
+from conftest import SECONDS, wait_for
+
+import tfring.spark
+
+
+@pytest.fixture(scope="module")
+def context():
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local-cluster[3,1,1024]")
+        .config("spark.ui.enabled", "false")
+        # A lost executor is replaced at once.
+        .config("spark.task.maxFailures", "8")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session.sparkContext
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _the_session_goes_on(context):
+    """The next job of the session is as good as the first."""
+    yield
+    assert tfring.spark.run(lambda: 5, num_proc=2) == [5, 5]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_training_is_that_of_one_process(alone, ranks):
+    found = tfring.spark.run(functions.train, num_proc=ranks)
+    assert [numbers for numbers, _ in found] == [
+        (rank, ranks, ranks) for rank in range(ranks)
+    ]
+    for _, weights in found:
+        for own, expected in zip(weights, alone, strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-6)
+
+
+def test_a_closure_with_arguments(capfd):
+    offset = 10
+
+    def work(factor, *, more):
+        worker = os.environ["TFRING_ELASTIC_WORKER"]
+        print("here is", worker, os.environ["SHOWN"])
+        return int(worker[1:]) * factor + offset + more
+
+    found = tfring.spark.run(
+        work, (2,), {"more": 1}, num_proc=3, env={"SHOWN": "yes"}
+    )
+    assert found == [13, 15, 17]
+    lines = capfd.readouterr().out.splitlines()
+    assert {f"[{n}] here is w{n + 1} yes" for n in range(3)} <= {*lines}
+
+
+def test_a_rank_that_raises():
+    with pytest.raises(KeyError, match="no such column: rank 1") as caught:
+        tfring.spark.run(functions.raise_on, (1,), num_proc=2)
+    assert "in raise_on" in str(caught.value.__cause__)
+
+
+def start(*arguments, **options):
+    """Runs a job in a thread; returns the thread, and where its error is."""
+    errors = []
+
+    def run():
+        try:
+            tfring.spark.run(*arguments, **options)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+def ended(thread, errors):
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    [error] = errors
+    return error
+
+
+def test_a_rank_that_is_killed(tmp_path, pids):
+    job = start(functions.sleep, (str(tmp_path),), num_proc=2)
+    os.kill(pids(2)[1], signal.SIGKILL)
+    error = ended(*job)
+    assert isinstance(error, RuntimeError)
+    assert "rank 1 (host" in str(error)
+    assert "failed first: killed by SIGKILL" in str(error)
+
+
+def executor_of(pid):
+    """Returns the JVM above a process."""
+    while b"java" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid
+
+
+def test_an_executor_that_is_killed(tmp_path, pids):
+    job = start(functions.sleep, (str(tmp_path),), num_proc=2)
+    os.kill(executor_of(pids(2)[1]), signal.SIGKILL)
+    assert "rank 1 (host" in str(ended(*job))
+
+
+def test_a_job_that_is_cancelled(context, tmp_path, pids):
+    job = start(functions.sleep, (str(tmp_path),), num_proc=2)
+    pids(2)
+    context.cancelAllJobs()
+    assert "tfring.spark.run: " in str(ended(*job))
+
+
+def test_too_few_slots():
+    with pytest.raises(RuntimeError, match=r"have 3 slots .*start_timeout"):
+        tfring.spark.run(functions.sleep, num_proc=4, start_timeout=1.0)
+
+
+def test_an_elastic_job_goes_on_without_an_executor(tmp_path, pids):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.extend(
+            tfring.spark.run(
+                functions.train_elastically,
+                (str(tmp_path), 100),
+                num_proc=3,
+                min_num_proc=1,
+            )
+        )
+    )
+    thread.start()
+    os.kill(executor_of(pids(3)[1]), signal.SIGKILL)
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert len(found) == 3
+    for steps, total, sizes in found:
+        assert total == steps >= 100
+        assert (sizes[0], sizes[-1]) == (3, 3)
+        assert 2 in sizes
+
+
+def test_an_interrupt(tmp_path):
+    script = """
+import sys, functions
+from pyspark.sql import SparkSession
+import tfring.spark
+session = SparkSession.builder.master("local[2]").config(
+    "spark.ui.enabled", "false").getOrCreate()
+session.sparkContext.setLogLevel("OFF")
+try:
+    tfring.spark.run(functions.sleep, (sys.argv[1],), num_proc=2)
+except KeyboardInterrupt:
+    print("interrupted; then", tfring.spark.run(lambda: 5, num_proc=2))
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len([*tmp_path.glob("rank*")]) == 2)
+    program.send_signal(signal.SIGINT)
+    output, _ = program.communicate(timeout=SECONDS)
+    assert "interrupted; then [5, 5]" in output

@@ -1,0 +1,136 @@
+"""`tfring.ray.RayExecutor` on a stand-in for Ray; the seam is the real one."""
+
+import os
+import signal
+import sys
+import time
+
+import fake_ray
+import pytest
+
+import tfring.ray
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    found = fake_ray.install(monkeypatch, cpus=4)
+    yield found
+    for actor in found.actors:
+        actor.kill()
+
+
+@pytest.fixture
+def executor(ray):
+    """Two ranks that have started."""
+    made = tfring.ray.RayExecutor(2, cpus_per_worker=2, gpus_per_worker=1)
+    made.start(extra_env_vars={"ASKED": "yes"})
+    yield made
+    made.shutdown()
+    assert ray.groups == []
+    assert ray.actors == []
+
+
+def worker():
+    return os.environ["TFRING_ELASTIC_WORKER"]
+
+
+def test_functions_run_in_the_same_processes(ray, executor):
+    def work(factor, *, more):
+        return worker(), os.getpid(), os.environ["ASKED"], factor + more
+
+    first = executor.run(work, [10], {"more": 1})
+    assert [(name, *rest) for name, _, *rest in first] == [
+        ("w1", "yes", 11),
+        ("w2", "yes", 11),
+    ]
+    assert executor.run(work, [10], {"more": 1}) == first
+    assert ray.get(executor.run_remote(worker)) == ["w1", "w2"]
+    assert ray.options == [(2, 1, 0)] * 2
+
+
+def test_the_first_failure_is_raised(executor):
+    def work():
+        if worker() == "w2":
+            raise LookupError("no such column")
+        signal.pause()
+
+    # Not that the other actor has died.
+    with pytest.raises(LookupError, match="no such column"):
+        executor.run(work)
+    with pytest.raises(RuntimeError, match="the job of these ranks has ended"):
+        executor.run(work)
+    executor.shutdown()
+    executor.start()
+    assert executor.run(worker) == ["w1", "w2"]
+
+
+def test_a_killed_actor_is_named(executor):
+    def work():
+        if worker() == "w1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    with pytest.raises(RuntimeError, match=r"tfring.ray: rank 0 \(host "):
+        executor.run(work)
+
+
+class Counter:
+    def __init__(self, start, step):
+        self.count, self.step = start, step
+
+
+def test_an_object_on_each_rank(ray):
+    executor = tfring.ray.RayExecutor(2)
+    executor.start(Counter, [5], {"step": 2})
+
+    def count(counter):
+        counter.count += counter.step
+        return worker(), counter.count
+
+    assert executor.execute(count) == [("w1", 7), ("w2", 7)]
+    assert executor.execute_single(count) == ("w1", 9)
+    with pytest.raises(RuntimeError, match="Call shutdown first"):
+        executor.start()
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="call start first"):
+        executor.execute(count)
+
+
+def test_the_placement_group_that_this_process_is_in(ray):
+    ray.current_group = fake_ray.Group([{"CPU": 1}] * 2, has_room=True)
+    executor = tfring.ray.RayExecutor(2)
+    executor.start()
+    assert ray.groups == []
+    assert executor.run(worker) == ["w1", "w2"]
+    executor.shutdown()
+
+
+def test_no_room(ray):
+    executor = tfring.ray.RayExecutor(5, start_timeout=3.0)
+    with pytest.raises(TimeoutError, match="after 3 s the cluster has no room"):
+        executor.start()
+    assert ray.groups == []
+
+
+def test_what_is_refused(ray, monkeypatch):
+    for arguments, words in (
+        ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
+        (
+            {"num_workers": 2, "min_workers": 3},
+            "min_workers must be from 1 to num_workers=2, got 3",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            tfring.ray.RayExecutor(**arguments)
+    elastic = tfring.ray.RayExecutor(2, min_workers=1)
+    for call in (
+        lambda: elastic.start(Counter),
+        lambda: elastic.run_remote(worker),
+        lambda: elastic.execute(worker),
+        lambda: elastic.execute_single(worker),
+    ):
+        with pytest.raises(ValueError, match="is for ranks that do not change"):
+            call()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'tfring\[ray\]'"):
+        tfring.ray.RayExecutor(2)

@@ -1,0 +1,1 @@
+from tfring.horovod.ray import RayExecutor

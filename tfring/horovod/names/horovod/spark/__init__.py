@@ -1,0 +1,1 @@
+from tfring.horovod.spark import run, run_elastic

@@ -1,0 +1,8 @@
+"""horovod.spark.common: not there."""
+
+raise ImportError(
+    "horovod.spark.common: tfring, which has the name horovod here, has no "
+    "KerasEstimator and no Store, which read by petastorm: it cannot be "
+    "imported beside a pyarrow of today. Write the DataFrame as Parquet, and "
+    "train by horovod.spark.run: see the guide on Spark."
+)

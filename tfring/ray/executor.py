@@ -1,0 +1,395 @@
+"""`RayExecutor`: places actors by Ray, which join a rendezvous as ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfring.launcher.launcher_process import Outcome, terminals
+from tfring.launcher.placed import Rendezvous
+from tfring.ray.worker import Worker
+
+_CALLER = "tfring.ray"
+# After a failure the launcher has this long to say which rank failed first.
+_OUTCOME_SECONDS = 10.0
+# The rank that failed first has this long to bring its exception.
+_ERROR_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+
+
+class RayExecutor:
+    """Runs functions on ranks that are actors of a Ray cluster.
+
+    The actors live from `start` to `shutdown`, so that functions may leave
+    state in their process for the next ones. Functions call `tfring.init()`;
+    it does nothing in the second function. All ranks take part in a collective,
+    so run functions with collectives on all ranks: by `run`.
+
+    A function that raises, or an actor that is lost, ends all ranks. `start`
+    begins again.
+
+    With `min_workers` the job is elastic, and goes on with the actors that are
+    left. Ray starts lost ones again, and these join as new ranks. Such an
+    executor runs one function after each `start`, by `run`.
+
+    Args:
+        num_workers: The number of ranks. Of an elastic job, the most ranks.
+        cpus_per_worker: The CPUs that Ray reserves for each rank.
+        gpus_per_worker: The GPUs that Ray reserves for each rank, and shows it.
+        min_workers: The job is elastic, and goes on with this many ranks.
+        use_current_placement_group: Take the bundles of the placement group
+            that this process is in, if it is in one. Otherwise the executor
+            makes one, except for an elastic job, which takes what there is.
+        start_timeout: Seconds until all ranks must have a place.
+
+    Raises:
+        ImportError: ray is not installed.
+        ValueError: A number is not valid.
+
+    Example:
+
+    ```py
+    import ray
+    import tfring.ray
+
+    def train(rate):
+        import tfring
+
+        tfring.init()
+        ...
+        return tfring.rank()
+
+    ray.init()
+    executor = tfring.ray.RayExecutor(num_workers=2)
+    executor.start()
+    executor.run(train, args=[1e-3])  # [0, 1]
+    executor.shutdown()
+    ```
+
+    Reference:
+        `horovod.ray.RayExecutor` of Horovod 0.28.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        cpus_per_worker: float = 1,
+        gpus_per_worker: float = 0,
+        min_workers: int | None = None,
+        use_current_placement_group: bool = True,
+        start_timeout: float = 100.0,
+    ) -> None:
+        _check(num_workers, min_workers)
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"{_CALLER}: ray is not installed: pip install 'tfring[ray]'."
+            ) from error
+        self._size = num_workers
+        self._minimum = min_workers
+        self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
+        self._use_current_group = use_current_placement_group
+        self._start_timeout = start_timeout
+        self._group: Any = None
+        self._owns_group = False
+        self._rendezvous: Rendezvous | None = None
+        self._outcome: Outcome | None = None
+        self._follower: threading.Thread
+        # In the order of the ranks, unless the job is elastic.
+        self._workers: list[Any] = []
+
+    def start(
+        self,
+        executable_cls: Callable[..., Any] | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Places the ranks, and has them join.
+
+        Args:
+            executable_cls: A class, of which each rank makes an object for
+                `execute`.
+            executable_args: The positional arguments of the class.
+            executable_kwargs: The keyword arguments of the class.
+            extra_env_vars: Environment variables of the ranks.
+
+        Raises:
+            RuntimeError: It has started, or a rank was lost meanwhile.
+            TimeoutError: There is no room for the ranks.
+            ValueError: The job is elastic, and has no `executable_cls`.
+        """
+        import ray
+
+        if self._rendezvous is not None:
+            raise RuntimeError(
+                f"{_CALLER}: start was called before. Call shutdown first."
+            )
+        if executable_cls is not None:
+            self._refuse_if_elastic("executable_cls")
+        try:
+            self._reserve()
+            self._rendezvous = Rendezvous(
+                self._size,
+                self._minimum,
+                caller=_CALLER,
+                interface=ray.util.get_node_ip_address(),
+                timeout_seconds=self._start_timeout,
+                terminals=terminals(),
+            )
+            self._follower = threading.Thread(target=self._follow, daemon=True)
+            self._follower.start()
+            workers = [
+                self._place(index, extra_env_vars or {})
+                for index in range(self._size)
+            ]
+            self._workers = workers
+            if self._minimum is None:
+                names = self._get([w.name.remote() for w in workers])
+                numbers = [int(name[1:]) for name in names]
+                self._workers = [
+                    w
+                    for _, w in sorted(
+                        zip(numbers, workers, strict=True),
+                        key=lambda each: each[0],
+                    )
+                ]
+            if executable_cls is not None:
+                self._get(
+                    [
+                        worker.make.remote(
+                            executable_cls,
+                            executable_args or [],
+                            executable_kwargs or {},
+                        )
+                        for worker in self._workers
+                    ]
+                )
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls a function on all ranks; returns its results by rank.
+
+        Args:
+            fn: The function.
+            args: Its positional arguments, the same on every rank.
+            kwargs: Its keyword arguments, the same on every rank.
+
+        Raises:
+            RuntimeError: It has not started, or a rank was lost.
+            Exception: The exception of the rank that failed first, as Ray
+                has it: with the traceback of the rank in its text.
+        """
+        if self._minimum is not None:
+            return self._run_elastic(fn, args or [], kwargs or {})
+        return self._get(self.run_remote(fn, args, kwargs))
+
+    def run_remote(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls a function on all ranks; returns Ray's references by rank."""
+        self._refuse_if_elastic("run_remote")
+        return [
+            worker.run.remote(fn, args or [], kwargs or {})
+            for worker in self._started()
+        ]
+
+    def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """Calls `fn(executable)` on all ranks; returns the results by rank."""
+        self._refuse_if_elastic("execute")
+        return self._get([w.execute.remote(fn) for w in self._started()])
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Calls `fn(executable)` on rank 0; it may not use a collective."""
+        self._refuse_if_elastic("execute_single")
+        return self._get([self._started()[0].execute.remote(fn)])[0]
+
+    def shutdown(self) -> None:
+        """Ends the ranks, and gives their places back."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            if self._outcome is None and self._minimum is None:
+                leaving = [worker.leave.remote() for worker in self._workers]
+                ray.wait(
+                    leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS
+                )
+            rendezvous.end(_LEAVE_SECONDS if self._minimum is None else 0.0)
+            self._follower.join()
+            rendezvous.stop()
+        for worker in self._workers:
+            ray.kill(worker)
+        if self._owns_group:
+            remove_placement_group(self._group)
+        self._workers, self._group = [], None
+        self._owns_group, self._outcome = False, None
+
+    def _refuse_if_elastic(self, what: str) -> None:
+        if self._minimum is not None:
+            raise ValueError(
+                f"{_CALLER}: {what} is for ranks that do not change, and with "
+                "min_workers they may. Call run, or leave min_workers out."
+            )
+
+    def _started(self) -> list[Any]:
+        if self._rendezvous is None:
+            raise RuntimeError(f"{_CALLER}: call start first.")
+        if self._outcome is not None:
+            raise RuntimeError(
+                f"{_CALLER}: the job of these ranks has ended. Call shutdown, "
+                "and start again."
+            )
+        return self._workers
+
+    def _reserve(self) -> None:
+        """Has a place for all ranks at the same time, or raises."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        if self._use_current_group:
+            self._group = ray.util.get_current_placement_group()
+        if self._group is not None or self._minimum is not None:
+            return
+        bundle = {"CPU": self._cpus}
+        if self._gpus:
+            bundle["GPU"] = self._gpus
+        self._group = placement_group([bundle] * self._size)
+        self._owns_group = True
+        if not self._group.wait(self._start_timeout):
+            raise TimeoutError(
+                f"{_CALLER}: after {self._start_timeout:g} s the cluster has "
+                f"no room for {self._size} workers of {bundle} each."
+            )
+
+    def _place(self, index: int, environment: Mapping[str, str]) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import (
+            PlacementGroupSchedulingStrategy,
+        )
+
+        options: dict[str, Any] = {
+            "num_cpus": self._cpus,
+            "num_gpus": self._gpus,
+        }
+        if self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, index if self._owns_group else -1
+            )
+        if self._minimum is not None:
+            options |= {"max_restarts": -1, "max_task_retries": -1}
+        assert self._rendezvous is not None
+        return (
+            ray.remote(Worker)
+            .options(**options)
+            .remote(self._rendezvous.ticket, dict(environment))
+        )
+
+    def _follow(self) -> None:
+        assert self._rendezvous is not None
+        self._outcome = self._rendezvous.follow()
+
+    def _get(self, references: list[Any]) -> list[Any]:
+        """Returns the results; raises what has made the first rank fail."""
+        import ray
+
+        try:
+            found: list[Any] = ray.get(references)
+            return found
+        except ray.exceptions.RayError as error:
+            raise self._first_failure(references, error) from None
+
+    def _first_failure(
+        self, references: list[Any], found: Exception
+    ) -> Exception:
+        """Returns the exception of the rank that failed first.
+
+        The launcher ends the other ranks; Ray only says that their actors died.
+        """
+        import ray
+
+        self._follower.join(_OUTCOME_SECONDS)
+        outcome = self._outcome
+        ray.wait(
+            references, num_returns=len(references), timeout=_ERROR_SECONDS
+        )
+        errors: dict[int, Exception] = {}
+        for rank, reference in enumerate(references):
+            try:
+                ray.get(reference, timeout=0)
+            except ray.exceptions.RayTaskError as error:
+                errors[rank] = error
+            except ray.exceptions.RayError:
+                pass  # The actor has died, or has not ended.
+        if errors and outcome is not None:
+            first = outcome.ranks.get(outcome.failed_worker or "", -1)
+            return errors.get(first, errors[min(errors)])
+        if errors:
+            return errors[min(errors)]
+        said = outcome.said if outcome is not None else ""
+        return RuntimeError(f"{_CALLER}: {said or found}")
+
+    def _run_elastic(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> list[Any]:
+        """Calls a function, also in actors that Ray starts again."""
+        import ray
+
+        pending = [
+            worker.run_to_end.remote(fn, args, kwargs)
+            for worker in self._started()
+        ]
+        assert self._rendezvous is not None
+        results: dict[str, Any] = {}
+        while pending:
+            is_over = self._outcome is not None
+            ready, pending = ray.wait(pending, timeout=_LOOK_SECONDS)
+            if is_over and not ready:
+                break  # The others wait for a place, and have nothing to do.
+            for reference in ready:
+                try:
+                    worker, result = ray.get(reference)
+                    results[worker] = result
+                except ray.exceptions.RayTaskError:
+                    self._rendezvous.end()
+                    raise
+                except ray.exceptions.RayError:
+                    pass  # The launcher says why, if it matters.
+        self._rendezvous.end(_OUTCOME_SECONDS)
+        self._follower.join()
+        outcome = self._outcome
+        assert outcome is not None
+        if outcome.status != 0:
+            raise RuntimeError(f"{_CALLER}: {outcome.said}")
+        ranks = sorted(outcome.ranks.items(), key=lambda each: each[1])
+        return [results[worker] for worker, _ in ranks if worker in results]
+
+
+def _check(size: int, minimum: int | None) -> None:
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"{_CALLER}: num_workers must be at least 1, got {size!r}."
+        )
+    if minimum is not None and not 1 <= minimum <= size:
+        raise ValueError(
+            f"{_CALLER}: min_workers must be from 1 to num_workers={size}, got "
+            f"{minimum!r}."
+        )

@@ -1,0 +1,76 @@
+"""An actor of Ray that is a rank; functions run in its process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfring.launcher.placed import Ticket
+from tfring.launcher.placed_here import Joined
+
+
+class Worker:
+    """One rank. A function that raises ends the job of all ranks."""
+
+    def __init__(self, ticket: Ticket, environment: Mapping[str, str]) -> None:
+        import ray
+
+        # A restarted actor has another one, and joins as another place.
+        process = ray.get_runtime_context().get_worker_id()[:8]
+        place = f"{socket.gethostname()}/{process}"
+        self._joined = Joined(ticket, place, environment)
+        self._executable: Any = None
+
+    def name(self) -> str:
+        """Returns the launcher's name for it."""
+        return self._joined.worker
+
+    def make(
+        self,
+        cls: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Makes the object that `execute` passes to functions."""
+        self._executable = self._call(cls, args, kwargs)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function."""
+        return self._call(fn, args, kwargs)
+
+    def execute(self, fn: Callable[[Any], Any]) -> Any:
+        """Calls a function with the object of `make`."""
+        return self._call(fn, [self._executable], {})
+
+    def run_to_end(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str, Any]:
+        """Calls a function, and leaves the job; returns its name, too."""
+        result = self._call(fn, args, kwargs)
+        self._joined.leave()
+        return self._joined.worker, result
+
+    def leave(self) -> None:
+        """Leaves the job."""
+        self._joined.leave()
+
+    def _call(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            self._joined.fail(error)
+            raise

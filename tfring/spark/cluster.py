@@ -1,0 +1,124 @@
+"""What a job needs to know of a Spark session, and of a task in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from absl import logging
+
+_AGAIN_SECONDS = 0.5
+_OTHER_PYTHON = (
+    "No module named 'tfring'",
+    "PYTHON_VERSION_MISMATCH",
+    "Python in worker has different version",
+)
+
+
+def active_context(caller: str) -> Any:
+    """Returns the active SparkContext.
+
+    Raises:
+        RuntimeError: pyspark is not installed, or nothing is active.
+    """
+    try:
+        from pyspark import SparkContext
+    except ImportError as error:
+        raise RuntimeError(
+            f"{caller}: pyspark is not installed: pip install 'tfring[spark]'."
+        ) from error
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise RuntimeError(
+            f"{caller}: there is no active SparkContext in this process. Make "
+            "a session first: SparkSession.builder.getOrCreate()."
+        )
+    return context
+
+
+def check_barrier(
+    context: Any, ranks: int, timeout_seconds: float, caller: str
+) -> None:
+    """Waits until the session has a slot for each rank at the same time.
+
+    Raises:
+        RuntimeError: It has not in that time.
+        ValueError: It allocates executors dynamically.
+    """
+    conf = context.getConf()
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        raise ValueError(
+            f"{caller}: spark.dynamicAllocation.enabled is true, and Spark's "
+            "barrier stages need it false. Set it so in the session, or pass "
+            "min_num_proc for an elastic job."
+        )
+    deadline = time.monotonic() + timeout_seconds
+    while (slots := _slots(context)) < ranks:
+        if time.monotonic() >= deadline:
+            raise RuntimeError(
+                f"{caller}: num_proc={ranks}, and the executors have "
+                f"{slots} slots of spark.task.cpus="
+                f"{conf.get('spark.task.cpus', '1')} after "
+                f"{timeout_seconds:g} s (start_timeout). Ask for fewer ranks, "
+                "or start more executors, or larger ones."
+            )
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _slots(context: Any) -> int:
+    """Returns how many tasks may run at once on the present executors."""
+    spark = context._jsc.sc()
+    profile = spark.resourceProfileManager().defaultResourceProfile()
+    return int(spark.maxNumConcurrentTasks(profile))
+
+
+def warn_unless_authenticated(context: Any, caller: str) -> None:
+    """Says that the network may read the job's token, if it may."""
+    conf = context.getConf()
+    is_local = context.master.startswith("local")
+    if not is_local and conf.get("spark.authenticate", "false") != "true":
+        logging.warning(
+            "%s: spark.authenticate is not set, so whoever reads Spark's "
+            "traffic can join this job. Set it, and "
+            "spark.network.crypto.enabled.",
+            caller,
+        )
+
+
+def place_of(task: Any) -> str:
+    """Names the place of a task, other than all tasks' before it."""
+    return f"{socket.gethostname()}/{task.taskAttemptId()}"
+
+
+def environment_of(task: Any) -> dict[str, str]:
+    """Returns the variables by which a rank keeps to its task's share."""
+    environment = {"TF_NUM_INTRAOP_THREADS": str(task.cpus())}
+    gpu = task.resources().get("gpu")
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.addresses)
+    if "TF_NUM_INTRAOP_THREADS" in os.environ:
+        del environment["TF_NUM_INTRAOP_THREADS"]
+    return environment
+
+
+def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
+    """Returns an error of one line in place of a page of Java."""
+    text = str(error)
+    if any(words in text for words in _OTHER_PYTHON):
+        said = (
+            f"the executors' Python is {context.pythonExec}, which has no "
+            "tfring or is of another version than the driver's, "
+            f"{sys.executable}. Set PYSPARK_PYTHON before the session is made, "
+            "and install tfring there."
+        )
+    elif "cancelled" in text:
+        said = "the Spark job was cancelled."
+    else:
+        said = f"the Spark job has failed: {text.strip().partition(chr(10))[0]}"
+    explained = RuntimeError(f"{caller}: {said}")
+    explained.__cause__ = error
+    return explained
