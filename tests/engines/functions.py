@@ -49,12 +49,15 @@ def raise_on(rank):
     tfring.allreduce(1.0, name="never")
 
 
-def sleep(folder):
-    """Leaves its process's number, and waits for its end."""
-    rank = int(os.environ["TFRING_ELASTIC_WORKER"][1:]) - 1
-    unfinished = Path(folder) / f".{rank}"
+def _leave_number(folder, rank):
+    unfinished = Path(folder) / f".{os.getpid()}"
     unfinished.write_text(str(os.getpid()))
     unfinished.rename(Path(folder) / f"rank{rank}")
+
+
+def sleep(folder):
+    """Leaves its process's number, and waits for its end."""
+    _leave_number(folder, int(os.environ["TFRING_ELASTIC_WORKER"][1:]) - 1)
     while True:
         signal.pause()
 
@@ -73,9 +76,6 @@ def train_elastically(folder, steps):
 
     @tfring.elastic.run
     def loop(state):
-        path = Path(folder) / f".{os.getpid()}"
-        path.write_text(str(os.getpid()))
-        path.rename(Path(folder) / f"rank{tfring.rank()}")
         # It goes on until the lost rank is back.
         while state.step < steps or len(state.sizes) < 3:
             total.assign_add(tfring.allreduce(1.0))
@@ -84,6 +84,8 @@ def train_elastically(folder, steps):
                 state.sizes = [*state.sizes, tfring.size()]
             time.sleep(0.05)
             state.commit()
+            # Who is lost now is lost after a commit.
+            _leave_number(folder, tfring.rank())
 
     loop(state)
     return state.step, float(total), state.sizes
