@@ -13,6 +13,7 @@ import pytest
 from conftest import SECONDS, wait_for
 
 import tfring.spark
+from tfring.horovod import spark as horovod_spark
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,17 @@ def test_a_closure_with_arguments(capfd):
     assert found == [13, 15, 17]
     lines = capfd.readouterr().out.splitlines()
     assert {f"[{n}] here is w{n + 1} yes" for n in range(3)} <= {*lines}
+
+
+def test_a_program_of_horovods():
+    def work():
+        import horovod.tensorflow.keras as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.__name__
+
+    found = horovod_spark.run(work, num_proc=2, use_gloo=True)
+    assert found == [(rank, "horovod.tensorflow.keras") for rank in range(2)]
 
 
 def test_a_rank_that_raises():

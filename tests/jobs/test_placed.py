@@ -25,12 +25,17 @@ def job():
     """
     started = []
 
-    def start(fn, ranks, *args, parts=None, **options):
+    def start(fn, ranks, *args, parts=None, environment=None, **options):
         rendezvous = placed.Rendezvous(ranks, caller="tfring.test", **options)
         started.append(rendezvous)
         call = placed.pickled_call("tfring.test", fn, args, {})
         parts = [
-            placed.start_part(rendezvous.ticket, f"place/{number}", call)
+            placed.start_part(
+                rendezvous.ticket,
+                f"place/{number}",
+                call,
+                environment=environment,
+            )
             for number in range(ranks if parts is None else parts)
         ]
 
@@ -58,6 +63,17 @@ def test_parts_of_one_machine_share_memory(job):
     assert {node for node, _, _ in found} == {placed.node()}
     # Modules are found as this process finds them.
     assert {path for _, _, path in found} == {sys.path[0] or str(Path.cwd())}
+
+
+def test_ranks_import_from_the_search_path_of_their_environment(job, tmp_path):
+    (tmp_path / "only_there.py").write_text("value = 7")
+
+    def import_it():
+        return __import__("only_there").value
+
+    path = {"PYTHONPATH": str(tmp_path)}
+    _, end = job(import_it, 1, environment=path)
+    assert end() == [7]
 
 
 def test_a_part_that_is_killed_ends_the_job(job, tmp_path):

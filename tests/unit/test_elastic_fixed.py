@@ -7,7 +7,7 @@ from elastic_job import Job
 @pytest.fixture
 def job():
     """Two ranks on one machine, which are started, and not yet ready."""
-    return Job({"a": 2}, minimum=2, replaces=False, replacement_seconds=60.0)
+    return Job({"a": 2}, minimum=2, replaces=False, init_seconds=60.0)
 
 
 def test_ranks_that_return_end_the_job_well(job):
@@ -67,7 +67,8 @@ def test_ranks_do_not_wait_for_ever_for_one(job):
     assert job.ended is None
     job.wait(2)
     assert job.ended == (
-        "rank 0 has not come to tfring.init for 60 s, and rank 1 waits for it."
+        "rank 0 has not come to tfring.init for 60 s, and rank 1 waits for it "
+        "(TFRING_INIT_TIMEOUT_SECONDS)."
     )
 
 

@@ -96,10 +96,9 @@ class LauncherProcess:
 
     def follow(self) -> Outcome:
         """Shows the job's output until its end, and returns how it ended."""
-        self._show_output()
-        with self._outcome as file:
+        self._show_output()  # Not below: an interrupt must not wait.
+        with self._process, self._outcome as file:
             text = file.read()
-        self._process.wait()
         if not text:
             said = "the launcher has ended by itself."
             return Outcome(self._caller, 1, said=said)

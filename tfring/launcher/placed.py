@@ -96,7 +96,8 @@ class Rendezvous(LauncherProcess):
                 elastic, and goes on with this many ranks or more.
             caller: Its name is in front of the launcher's lines.
             interface: The address, of this machine, at which it listens.
-            timeout_seconds: How long it may take until all ranks have a place.
+            timeout_seconds: How long it may take until all ranks have a place,
+                and how long there may be too few in an elastic job.
             terminals: The streams, 1 or 2, on which a line may be rewritten.
             only_rank: The rank whose output is shown; None shows all.
             verbose: Show where the seconds of the job's start and end went.

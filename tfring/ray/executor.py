@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfring.launcher.launcher_process import Outcome, terminals
-from tfring.launcher.placed import Rendezvous
+from tfring.launcher.placed import Rendezvous, Ticket
 from tfring.ray.worker import Worker
 
 _CALLER = "tfring.ray"
@@ -17,6 +17,8 @@ _OUTCOME_SECONDS = 10.0
 _ERROR_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
+# An elastic job ends when it had too few ranks for this long.
+_ELASTIC_SECONDS = 600.0
 
 
 class RayExecutor:
@@ -42,7 +44,8 @@ class RayExecutor:
         use_current_placement_group: Take the bundles of the placement group
             that this process is in, if it is in one. Otherwise the executor
             makes one, except for an elastic job, which takes what there is.
-        start_timeout: Seconds until all ranks must have a place.
+        start_timeout: Seconds until all ranks must have a place. An elastic
+            job waits 600 s for `min_workers`.
 
     Raises:
         ImportError: ray is not installed.
@@ -121,57 +124,56 @@ class RayExecutor:
         Raises:
             RuntimeError: It has started, or a rank was lost meanwhile.
             TimeoutError: There is no room for the ranks.
-            ValueError: The job is elastic, and has no `executable_cls`.
+            ValueError: The job is elastic, where there is no `executable_cls`.
         """
-        import ray
-
         if self._rendezvous is not None:
             raise RuntimeError(
                 f"{_CALLER}: start was called before. Call shutdown first."
             )
         if executable_cls is not None:
             self._refuse_if_elastic("executable_cls")
+        made = (executable_cls, executable_args or [], executable_kwargs or {})
         try:
             self._reserve()
-            self._rendezvous = Rendezvous(
-                self._size,
-                self._minimum,
-                caller=_CALLER,
-                interface=ray.util.get_node_ip_address(),
-                timeout_seconds=self._start_timeout,
-                terminals=terminals(),
-            )
-            self._follower = threading.Thread(target=self._follow, daemon=True)
-            self._follower.start()
-            workers = [
-                self._place(index, extra_env_vars or {})
-                for index in range(self._size)
-            ]
-            self._workers = workers
-            if self._minimum is None:
-                names = self._get([w.name.remote() for w in workers])
-                numbers = [int(name[1:]) for name in names]
-                self._workers = [
-                    w
-                    for _, w in sorted(
-                        zip(numbers, workers, strict=True),
-                        key=lambda each: each[0],
-                    )
-                ]
+            self._join(extra_env_vars or {})
             if executable_cls is not None:
-                self._get(
-                    [
-                        worker.make.remote(
-                            executable_cls,
-                            executable_args or [],
-                            executable_kwargs or {},
-                        )
-                        for worker in self._workers
-                    ]
-                )
+                self._get([w.make.remote(*made) for w in self._workers])
         except BaseException:
             self.shutdown()
             raise
+
+    def _join(self, environment: Mapping[str, str]) -> None:
+        """Has actors in all places join a new rendezvous."""
+        import ray
+
+        is_elastic = self._minimum is not None
+        rendezvous = Rendezvous(
+            self._size,
+            self._minimum,
+            caller=_CALLER,
+            interface=ray.util.get_node_ip_address(),
+            timeout_seconds=_ELASTIC_SECONDS
+            if is_elastic
+            else self._start_timeout,
+            terminals=terminals(),
+        )
+        self._rendezvous = rendezvous
+
+        def follow() -> None:
+            self._outcome = rendezvous.follow()
+
+        self._follower = threading.Thread(target=follow, daemon=True)
+        self._follower.start()
+        self._workers = [
+            self._place(rendezvous.ticket, index, environment)
+            for index in range(self._size)
+        ]
+        if not is_elastic:
+            names = self._get([w.name.remote() for w in self._workers])
+            # w1 is rank 0.
+            named = zip(names, self._workers, strict=True)
+            by_rank = sorted(named, key=lambda each: int(each[0][1:]))
+            self._workers = [worker for _, worker in by_rank]
 
     def run(
         self,
@@ -277,7 +279,9 @@ class RayExecutor:
                 f"no room for {self._size} workers of {bundle} each."
             )
 
-    def _place(self, index: int, environment: Mapping[str, str]) -> Any:
+    def _place(
+        self, ticket: Ticket, index: int, environment: Mapping[str, str]
+    ) -> Any:
         import ray
         from ray.util.scheduling_strategies import (
             PlacementGroupSchedulingStrategy,
@@ -293,16 +297,8 @@ class RayExecutor:
             )
         if self._minimum is not None:
             options |= {"max_restarts": -1, "max_task_retries": -1}
-        assert self._rendezvous is not None
-        return (
-            ray.remote(Worker)
-            .options(**options)
-            .remote(self._rendezvous.ticket, dict(environment))
-        )
-
-    def _follow(self) -> None:
-        assert self._rendezvous is not None
-        self._outcome = self._rendezvous.follow()
+        actor = ray.remote(Worker).options(**options)
+        return actor.remote(ticket, dict(environment))
 
     def _get(self, references: list[Any]) -> list[Any]:
         """Returns the results; raises what has made the first rank fail."""

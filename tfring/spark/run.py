@@ -71,7 +71,8 @@ def run(
             `TF_NUM_INTRAOP_THREADS` is `spark.task.cpus`. GPUs that Spark has
             given to the task are the ones that its rank sees.
         min_num_proc: The job is elastic, and goes on with this many ranks.
-        start_timeout: Seconds until all ranks must have a slot.
+        start_timeout: Seconds until all ranks must have a slot; in an elastic
+            job, for how long it may have too few ranks.
         verbose: Show where the seconds of the job's start and end went.
 
     Returns:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfring._core import settings
 from tfring.launcher.elastic.workers import Limits
 from tfring.launcher.hosts import MOST_SLOTS, Host
 from tfring.rendezvous import wire
@@ -161,6 +162,9 @@ def placed(
             ),
             may_grow=True,
             replaces=minimum is not None,
+            # 0 is never.
+            init_seconds=settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", 600.0)
+            or math.inf,
         ),
         script="",
         environment=os.environ,

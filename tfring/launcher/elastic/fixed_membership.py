@@ -97,7 +97,7 @@ class FixedMembership(Membership):
         if not waiting:
             return
         first = min(each.rank or 0 for each in waiting)
-        longest = self.limits.replacement_seconds
+        longest = self.limits.init_seconds
         for worker in self._all:
             if worker.done:
                 self.outcome = (
@@ -109,5 +109,6 @@ class FixedMembership(Membership):
             ):
                 self.outcome = (
                     f"rank {worker.rank} has not come to tfring.init for "
-                    f"{longest:g} s, and rank {first} waits for it."
+                    f"{longest:g} s, and rank {first} waits for it "
+                    "(TFRING_INIT_TIMEOUT_SECONDS)."
                 )

@@ -27,6 +27,9 @@ class Limits:
     replacement_seconds: float = 600.0
     # How long a member may take to leave a generation.
     ready_seconds: float = 30.0
+    # How long ranks may wait in the first `tfring.init` for one that has a
+    # place, in a job that replaces none.
+    init_seconds: float = 600.0
     # More hosts may join.
     may_grow: bool = False
     # Lost workers are replaced. If not, the first loss ends the job, which has
