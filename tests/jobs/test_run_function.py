@@ -257,3 +257,30 @@ def test_a_notebooks_stop_button(tmp_path, marker):
     finally:
         client.stop_channels()
         kernel.shutdown_kernel(now=True)
+
+
+def test_mpi_starts_the_ranks_in_a_batch_system(run, write_script, tmp_path):
+    script = write_script(
+        """
+import os
+import tfring
+
+def work(fails):
+    name = "OMPI_COMM_WORLD_RANK"
+    rank = int(os.environ.get(name) or os.environ["PMI_RANK"])
+    if fails and rank == 1:
+        raise LookupError("boom")
+    return rank, "TFRING_ELASTIC_WORKER" in os.environ
+
+print(tfring.run(work, (False,)))
+try:
+    tfring.run(work, (True,))
+except LookupError as error:
+    print(repr(error), "Rank 1:" in str(error.__cause__))
+print([each for each in os.listdir() if each.startswith(".tfring")])
+"""
+    )
+    # Of a system that no MPI launcher asks for its hosts here.
+    output = run([sys.executable, script], env={"PBS_JOBID": "1"})
+    assert "[(0, False), (1, False)]" in output
+    assert "LookupError('boom') True\n[]" in output
