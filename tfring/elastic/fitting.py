@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfring._core import runtime
+from tfring._keras import sources
 from tfring._keras.epochs import STEPS_BEFORE
 from tfring._keras.metric_averages import MetricAverages
 from tfring._keras.metric_states import float_or_array
 from tfring._keras.untuned import Untuned
-from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
 

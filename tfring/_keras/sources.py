@@ -1,6 +1,8 @@
-"""The data of `fit`: each kind, from a place in an epoch on.
+"""The data of a training: each kind, from a place in an epoch on.
 
-A place is a number of rows, or of batches, that all ranks have taken of it.
+`tfring.elastic.fit` shares all data out, and a place is a number of rows, or of
+batches, that all ranks have taken of it. `fit` with a checkpoint has this
+rank's own data, as of a job of one rank.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
             f"{type(x).__name__}. Leave y out."
         )
     if isinstance(x, keras.utils.PyDataset):
-        return _numbered(x, seed)
+        return numbered(x, seed, "tfring.elastic.fit")
     if isinstance(x, tf.data.Dataset):
         return _in_order(x)
     if callable(x):
@@ -74,7 +76,9 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
             "batches have numbers, or pass a function of the epoch and the "
             "rows that were taken of it."
         )
-    return _arrays(x, y, 32 if batch_size is None else batch_size, seed)
+    parts = (x,) if y is None else (x, y)
+    per_rank = 32 if batch_size is None else batch_size
+    return arrays(parts, per_rank, seed, "tfring.elastic.fit")
 
 
 def _order(count: int, seed: int | None, epoch: int) -> Any:
@@ -83,20 +87,38 @@ def _order(count: int, seed: int | None, epoch: int) -> Any:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _arrays(x: Any, y: Any, batch_size: int, seed: int | None) -> Source:
-    parts = (x,) if y is None else (x, y)
+def arrays(
+    parts: tuple[Any, ...],
+    batch_size: int,
+    seed: int | None,
+    function: str,
+    *,
+    keeps_last: bool = False,
+) -> Source:
+    """Returns rows of arrays.
+
+    Args:
+        parts: Inputs, targets and weights: arrays, or lists or dicts of arrays.
+        batch_size: The rows of each rank in a step.
+        seed: The seed of the orders; None leaves the order as it is.
+        function: The caller's name, for messages.
+        keeps_last: True if rows that are too few for a step are one, too.
+
+    Raises:
+        TypeError: They are no arrays.
+        ValueError: They have different numbers of rows.
+    """
     try:
         counts = {len(part) for part in keras.tree.flatten(parts)}
     except TypeError as error:
         raise TypeError(
-            "tfring.elastic.fit: x and y must be arrays, or x a "
-            "tf.data.Dataset, a keras.utils.PyDataset or a function: "
+            f"{function}: x and y must be arrays, or x a tf.data.Dataset, a "
+            "keras.utils.PyDataset or, in tfring.elastic.fit, a function: "
             f"{error}."
         ) from None
     if len(counts) != 1:
         raise ValueError(
-            "tfring.elastic.fit: x and y must have as many rows, got "
-            f"{sorted(counts)}."
+            f"{function}: x and y must have as many rows, got {sorted(counts)}."
         )
     [rows] = counts
 
@@ -108,17 +130,25 @@ def _arrays(x: Any, y: Any, batch_size: int, seed: int | None) -> Source:
             own = order[step * of_all + rank : (step + 1) * of_all : size]
             return keras.tree.map_structure(lambda part: part[own], parts)
 
-        return Rest(len(order) // of_all, batch)
+        unfinished = keeps_last and len(order) % of_all > 0
+        return Rest(len(order) // of_all + unfinished, batch)
 
     return Source(rest, batch_size, "rows")
 
 
-def _numbered(batches: keras.utils.PyDataset, seed: int | None) -> Source:
+def numbered(
+    batches: keras.utils.PyDataset, seed: int | None, function: str
+) -> Source:
+    """Returns the batches of a `PyDataset`; see `arrays`.
+
+    Raises:
+        ValueError: It has no end.
+    """
     count = batches.num_batches
     if count is None:
         raise ValueError(
-            "tfring.elastic.fit: the PyDataset has no end, and so no epochs. "
-            "Give it a __len__."
+            f"{function}: the PyDataset has no end, and so no epochs. Give it "
+            "a __len__."
         )
 
     def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
