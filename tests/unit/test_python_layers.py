@@ -21,10 +21,11 @@ LAYERS = (
     ("_state",),
     ("_optim",),
     ("_keras",),
+    ("_checkpoint",),
     ("callbacks", "compression", "data", "elastic", "layers", "metrics"),
     ("_compat",),
     ("",),
-    ("bench", "horovod"),
+    ("bench", "checkpoint", "horovod"),
     ("timeline",),
 )
 LAYER_OF = {

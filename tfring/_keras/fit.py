@@ -50,6 +50,7 @@ from tfring._keras.data_orders import (
     warn_of_different_orders,
 )
 from tfring._keras.data_seeds import seeds_of, warn_of_same_draws
+from tfring._keras.epochs import LastInFit, with_places
 from tfring._keras.fit_agreement import Agreement, Terms, check_alike
 from tfring._keras.metric_averages import MetricAverages, MetricNotes
 from tfring._keras.rounds_in_fit import EndOfCallbacks, RoundsInFit
@@ -79,7 +80,12 @@ def fit(
 ) -> Any:
     """Has the ranks agree where the first callback of a `fit` is called."""
     data = [*args, kwargs.get("x")][0]
+    last, given = with_places(keras_fit, model, args, kwargs)
+    if last:
+        args, kwargs = (), given
     with ExitStack() as at_end:
+        for each in last:
+            at_end.callback(each.after_fit)
         begun = at_end.enter_context(known_to_fit(model))
         model.__dict__["_tfring_fit_begins"] = begun, data, at_end
         at_end.callback(model.__dict__.pop, "_tfring_fit_begins", None)
@@ -134,6 +140,7 @@ def _put_right(
         rounds = RoundsInFit(saves_in_batches=in_batches)
         at_end.callback(rounds.hide)
         _surround(callback_list, rounds)
+    _put_last(callback_list)
 
 
 def _gather(
@@ -301,6 +308,17 @@ def _surround(callback_list: Any, rounds: RoundsInFit) -> None:
     if rounds.saves_in_batches:
         callback_list._async_train = False
     callback_list.callbacks = [rounds, *callback_list.callbacks, rounds.last]
+
+
+def _put_last(callback_list: Any) -> None:
+    """Puts callbacks behind all others that save what those have done."""
+    callbacks = callback_list.callbacks
+    last = [each for each in callbacks if isinstance(each, LastInFit)]
+    if last:
+        others = [each for each in callbacks if each not in last]
+        callback_list.callbacks = [*others, *last]
+    for each in last:
+        each.before_callbacks(callback_list.callbacks)
 
 
 def _has_parts(model: Any) -> bool:

@@ -21,8 +21,16 @@ from typing import Any, NamedTuple, cast
 import keras
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
+from keras.src.trainers import epoch_iterator
 
-from tfring._keras import files, fit, models, sharded_parameters, step
+from tfring._keras import (
+    epochs,
+    files,
+    fit,
+    models,
+    sharded_parameters,
+    step,
+)
 
 
 class Hook(NamedTuple):
@@ -61,6 +69,7 @@ _SHARES = "shard_states"
 _PARAMETERS = "tfring.shard_parameters"
 _TABLES = "tfring.layers.ShardedEmbedding"
 _FILES = "saving and loading whole states"
+_PLACES = "the place in the data, of tfring.callbacks.Checkpoint"
 
 _TRAINER = _trainer()
 _MODEL = keras.Model
@@ -89,6 +98,8 @@ HOOKS = (
          _TABLES, step.add_variable_from_reference),
     Hook(_OPTIMIZER, "_trackable_children", "self", _TABLES,
          files.trackable_children),
+    Hook(epoch_iterator.EpochIterator, "_enumerate_iterator", "self", _PLACES,
+         epochs.enumerate_epoch),
     Hook(_OPTIMIZER, "save_own_variables", "self store", _FILES,
          files.save_own_variables),
     Hook(_OPTIMIZER, "load_own_variables", "self store", _FILES,
@@ -126,6 +137,7 @@ HOOKS = (
     Hook(_OPTIMIZER, "_use_weight_decay", "self variable", _SHARES),
     Hook(_OPTIMIZER, "_untrack_variable", "self variable", _SHARES),
     Hook(_MODEL, "_flatten_layers", "self", "layers with optimizers"),
+    Hook(_TRAINER, "_symbolic_build", "self iterator data_batch", _PLACES),
     Hook(_MODEL, "_should_eval", "self epoch validation_freq",
          "tfring.elastic.fit"),
     Hook(_SAVER, "_should_save_on_batch", "self batch", _FILES),

@@ -9,6 +9,7 @@ from tfring.callbacks.checkpoint import (
 from tfring.callbacks.consistency import (
     ConsistencyCheckCallback as ConsistencyCheckCallback,
 )
+from tfring.callbacks.job_checkpoint import Checkpoint as Checkpoint
 from tfring.callbacks.join import JoinCallback as JoinCallback
 from tfring.callbacks.learning_rate import (
     LearningRateScheduleCallback as LearningRateScheduleCallback,

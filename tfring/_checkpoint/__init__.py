@@ -1,0 +1,12 @@
+"""Checkpoints of a whole job: each rank writes a part, a manifest comes last.
+
+| module           | what it does                                             |
+|------------------|----------------------------------------------------------|
+| files            | the calls of the file system, which tests let fail       |
+| folder           | the parts and the manifest of each checkpoint            |
+| contents         | what a training consists of, and which rank writes what  |
+| host_copy        | the copy in host memory that a thread writes             |
+| callback_states  | the states of Keras's callbacks and of random generators |
+| coordinator      | when all ranks save, and how they learn that it is done  |
+| restoring        | which checkpoint is taken, and how values are assigned   |
+"""

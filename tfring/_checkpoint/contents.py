@@ -1,0 +1,266 @@
+"""What a checkpoint has of a training, and which rank writes what.
+
+| rule  | of                          | a job with other ranks takes    |
+|-------|-----------------------------|---------------------------------|
+| ALIKE | weights, optimizer states   | the value, which one rank has   |
+|       |                             | written                         |
+| SHARD | states with `shard_states`, | the whole, cut anew             |
+|       | tables of ShardedEmbedding  |                                 |
+| MEAN  | accumulated gradients       | the mean, which keeps their sum |
+|       |                             | over the ranks                  |
+| SEED  | seeds of layers             | rank 0's, folded with the rank  |
+| FIRST | moving statistics           | rank 0's                        |
+| LEFT  | metrics, TensorFlow's       | nothing                         |
+|       | random generator            |                                 |
+| OWN   | local variables             | nothing: it is refused          |
+
+On as many ranks as before each rank takes what it has written itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfring._core.process_sets import global_process_set
+from tfring._gradients.local_variables import inner_variable
+from tfring._gradients.rounds import Gossip
+from tfring._state.kinds import Kind, kind_of, rounds_among
+from tfring._state.model_state import local_variables_of, without_metrics
+from tfring._state.optimizers import (
+    distributed_optimizers,
+    optimizers_of,
+    with_inner,
+)
+from tfring._state.shards import Shard, shard_of
+from tfring._state.splits import Flat
+from tfring._state.weights import variable_name
+
+
+class Rule(enum.Enum):
+    """See the table above. The values are in manifests."""
+
+    ALIKE = "alike"
+    SHARD = "shard"
+    MEAN = "mean"
+    SEED = "seed"
+    FIRST = "first"
+    LEFT = "left"
+    OWN = "own"
+
+
+_RULE_OF_KIND = {
+    Kind.ALIKE: Rule.ALIKE,
+    Kind.FOLDED: Rule.SEED,
+    Kind.SHARD: Rule.SHARD,
+    Kind.ACCUMULATED: Rule.MEAN,
+    Kind.OWN: Rule.OWN,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A variable of a training, or a value without one.
+
+    Attributes:
+        key: Its name in the part. It does not depend on names that Keras
+            numbers by process.
+        rule: Who writes it and who takes it.
+        name: The variable's name, for users and messages.
+        value: Returns its value.
+        assign: Takes a value, of this rank's if it is a shard.
+        shard: The shard that it is, or None.
+    """
+
+    key: str
+    rule: Rule
+    name: str
+    value: Callable[[], tf.Tensor]
+    assign: Callable[[np.ndarray[Any, Any]], Any]
+    shard: Shard | None = None
+
+    def describe(self, value: Any) -> dict[str, Any]:
+        """Returns what a manifest says of it and of this rank's value."""
+        described = {
+            "key": self.key,
+            "rule": self.rule.value,
+            "name": self.name,
+            "dtype": tf.as_dtype(value.dtype).name,
+            "shape": [int(each) for each in value.shape],
+        }
+        if self.shard is not None:
+            split = self.shard.split
+            described["whole shape"] = list(split.shape)
+            described["size"] = split.size
+            if isinstance(split, Flat):
+                described["ranges"] = [list(each) for each in split.ranges]
+        return described
+
+
+def items_of_model(model: Any, optimizers: Sequence[Any]) -> list[Item]:
+    """Returns what a training of a Keras model consists of.
+
+    Args:
+        model: A Keras model that has been built.
+        optimizers: Its optimizers, or others that train it; built.
+
+    Raises:
+        NotImplementedError: Some of it cannot be saved.
+    """
+    for optimizer in optimizers:
+        _check_optimizer(optimizer)
+    local = [local for each in optimizers for local in local_variables_of(each)]
+    statistics = {
+        id(variable)
+        for layer in model._flatten_layers()
+        for variable in layer._non_trainable_variables
+    }
+
+    def rule_of(variable: Any) -> Rule:
+        rule = _RULE_OF_KIND[kind_of(variable, local)]
+        is_statistic = rule is Rule.ALIKE and id(variable) in statistics
+        return Rule.FIRST if is_statistic else rule
+
+    weights = without_metrics(model)
+    groups: dict[str, Iterable[Any]] = {"model": weights}
+    for number, optimizer in enumerate(optimizers):
+        groups[f"optimizer-{number}"] = [
+            variable
+            for each in with_inner(optimizer)
+            for variable in each._variables
+        ]
+    items = _items(groups, rule_of)
+    rounds = [state for each in rounds_among(weights) for state in each.state]
+    items += _items({"rounds": rounds}, lambda _: Rule.ALIKE)
+    items += _items({"metrics": model.metrics_variables}, lambda _: Rule.LEFT)
+    return [*items, *_random_items()]
+
+
+def items_of_variables(variables: Iterable[Any]) -> list[Item]:
+    """Returns further variables of a user's, such as counters."""
+    return _items(
+        {"variables": variables},
+        lambda variable: _RULE_OF_KIND[kind_of(variable)],
+    )
+
+
+def _random_items() -> list[Item]:
+    state = tf.random.get_global_generator().state
+    return _items({"random-generator": [state]}, lambda _: Rule.LEFT)
+
+
+def _items(
+    groups: Mapping[str, Iterable[Any]], rule_of: Callable[[Any], Rule]
+) -> list[Item]:
+    """Returns an item for each variable, once where it is in two groups."""
+    seen: set[int] = set()
+    items = []
+    for group, variables in groups.items():
+        for number, variable in enumerate(variables):
+            if id(variable) in seen:
+                continue
+            seen.add(id(variable))
+            name = variable_name(variable)
+            if variable.dtype == tf.string:
+                raise NotImplementedError(
+                    f"Checkpoint: the variable '{name}' holds strings, which "
+                    "are not saved. Keep them elsewhere."
+                )
+            shard, rule = shard_of(variable), rule_of(variable)
+            if rule is Rule.SHARD:
+                _check_shard(name, shard)
+            items.append(
+                Item(
+                    f"{group}/{number}",
+                    rule,
+                    name,
+                    _reader(variable),
+                    variable.assign,
+                    shard if rule is Rule.SHARD else None,
+                )
+            )
+    return items
+
+
+def _reader(variable: Any) -> Callable[[], tf.Tensor]:
+    # In its own dtype, under any policy of mixed precision.
+    return lambda: tf.convert_to_tensor(inner_variable(variable))
+
+
+def _check_shard(name: str, shard: Shard | None) -> None:
+    if shard is None or shard.process_set is not global_process_set:
+        raise NotImplementedError(
+            f"Checkpoint: '{name}' is shared out over a process set, or an "
+            "optimizer's state for a table that is not known to be. Only what "
+            "all ranks of the job share out is saved."
+        )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    for each in distributed_optimizers(optimizer):
+        options = each._tfring_options
+        name = f"the optimizer '{each.name}'"
+        if options.process_set is not global_process_set:
+            raise NotImplementedError(
+                f"Checkpoint: {name} has a process_set, and a checkpoint is of "
+                "a training on all ranks. Let one rank of each set save with "
+                "keras.callbacks.ModelCheckpoint."
+            )
+        if isinstance(options.sync, Gossip):
+            raise NotImplementedError(
+                f"Checkpoint: {name} has sync=tfring.Gossip, with which the "
+                "ranks have no common weights until fit ends. Save with "
+                "keras.callbacks.ModelCheckpoint, which keeps their mean."
+            )
+        if options.low_rank is not None:
+            raise NotImplementedError(
+                f"Checkpoint: {name} has compression=tfring.PowerSGD, whose "
+                "errors are not saved yet: a training that goes on would lose "
+                "them. Save with keras.callbacks.ModelCheckpoint, or take "
+                "tfring.Compression.bf16."
+            )
+
+
+def built_optimizers(model: Any, optimizer: Any = None) -> list[Any]:
+    """Returns the optimizers of a model, all of them built."""
+    found = optimizers_of(model) if optimizer is None else [optimizer]
+    for each in found:
+        if not each.built and each is (optimizer or model.optimizer):
+            each.build(model.trainable_variables)
+    return [each for each in found if each.built]
+
+
+def own_items(
+    items: Sequence[Item], values: Sequence[Any], rank: int, size: int
+) -> list[int]:
+    """Returns the numbers of the items that a rank writes.
+
+    Those that are alike on all ranks are shared out by their sizes, so that
+    each rank writes about as many bytes. All ranks come to the same result.
+
+    Args:
+        items: The items of all ranks, which are the same.
+        values: Their values, in that order.
+        rank: The rank.
+        size: The number of ranks.
+    """
+    bytes_of_rank = [0] * size
+    own = [n for n, item in enumerate(items) if item.rule is not Rule.ALIKE]
+    alike = [n for n, item in enumerate(items) if item.rule is Rule.ALIKE]
+    sizes = {n: _size_bytes(values[n]) for n in alike}
+    for number in sorted(alike, key=lambda n: (-sizes[n], n)):
+        writer = bytes_of_rank.index(min(bytes_of_rank))
+        bytes_of_rank[writer] += sizes[number]
+        if writer == rank:
+            own.append(number)
+    return sorted(own)
+
+
+def _size_bytes(value: Any) -> int:
+    count = int(np.prod(value.shape, dtype=np.int64))
+    return count * int(value.dtype.size)

@@ -1,0 +1,310 @@
+"""Has all ranks save together, and learn together that all have.
+
+Note [Two phases]: after the copy in memory each rank's thread writes its part.
+When all threads are done, the ranks exchange the names, sizes and checksums of
+their files, and rank 0's thread writes the manifest. When that is done, the
+ranks exchange whether it has gone well. The threads call no collectives: all
+ranks come to the end of a phase in the same step, since they vote on it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfring._checkpoint.contents import Item, own_items
+from tfring._checkpoint.folder import FORMAT, Folder
+from tfring._checkpoint.host_copy import HostCopy, needed_bytes
+from tfring._checkpoint.schedule import Schedule, Signals
+from tfring._core import runtime
+from tfring._ops.allreduce import allreduce
+from tfring._ops.gather_json import gather_json
+from tfring._ops.reductions import ReduceOp
+
+# The exit status of a job that is to be started again: EX_TEMPFAIL of
+# sysexits.h.
+ASKS_FOR_MORE = 75
+
+
+class Wish(NamedTuple):
+    """What the ranks have agreed on at the end of a step.
+
+    Attributes:
+        saves: A checkpoint is due.
+        signal: The number of the signal that asks the job to end, or 0.
+    """
+
+    saves: bool
+    signal: int
+
+
+class _Writing(NamedTuple):
+    """A checkpoint that is not complete yet.
+
+    Attributes:
+        number: Its number.
+        step: The step.
+        is_manifest: True in the second phase; see Note [Two phases].
+        future: What this rank's thread does; None if it has nothing to do.
+        parts: What the manifest says of each rank's part, but for its files.
+    """
+
+    number: int
+    step: int
+    is_manifest: bool
+    future: Future[Any] | None
+    parts: list[dict[str, Any]]
+
+
+class Coordinator:
+    """Saves checkpoints of all ranks in one folder.
+
+    Args:
+        folder: The folder.
+        schedule: When they are due.
+        signals: Which signals ask for one.
+        keep: How many remain.
+        strict: True if one that cannot be written is an error.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        schedule: Schedule,
+        signals: Signals,
+        *,
+        keep: int,
+        strict: bool,
+    ) -> None:
+        self._folder = folder
+        self._schedule = schedule
+        self._signals = signals
+        self._keep = keep
+        self._strict = strict
+        self._thread = ThreadPoolExecutor(1, "tfring checkpoint")
+        self._memory = HostCopy()
+        self._writing: _Writing | None = None
+        self._number = 0
+        self._next_vote = 0
+        self._is_due = False
+        # The signal that the ranks have agreed on.
+        self._signal = 0
+        self._has_failed = False
+        # How long the last checkpoint has held up the training, in seconds.
+        self.standstill_seconds = 0.0
+
+    def begin(self, step: int, items: Sequence[Item]) -> None:
+        """Begins to count steps, and to take signals. Collective."""
+        number = gather_json(self._folder.next_number(), name="checkpoint/next")
+        self._number = max(number[0], self._number)
+        self._schedule.begin(step)
+        self._next_vote = step + 1
+        self._signals.install()
+        values = [item.value() for item in items]
+        own = own_items(items, values, runtime.rank(), runtime.size())
+        size_bytes = needed_bytes(
+            values[n].shape.num_elements() * values[n].dtype.size for n in own
+        )
+        self._thread.submit(self._memory.reserve, size_bytes)
+
+    def vote(self, step: int, *, is_last: bool = False) -> Wish:
+        """Has the ranks agree at the end of a step, or of an epoch.
+
+        Collective, in the steps in which the ranks have agreed to.
+
+        Args:
+            step: How many steps there have been.
+            is_last: True if the ranks shall agree now in any case.
+        """
+        if is_last or step >= self._next_vote:
+            self._agree(step)
+        self._is_due |= self._schedule.is_due_by_steps(step)
+        return Wish(self._is_due or self._signal != 0, self._signal)
+
+    def _agree(self, step: int) -> None:
+        writing = self._writing
+        future = writing.future if writing is not None else None
+        own = [
+            self._signals.received,
+            int(self._schedule.is_due_by_time()),
+            int(future is not None and not future.done()),
+            self._schedule.steps_until_vote(step),
+        ]
+        received, is_due, is_busy, pause = allreduce(
+            tf.constant(own, tf.int64),
+            op=ReduceOp.Max,
+            name="checkpoint/vote",
+        ).numpy()
+        self._next_vote = step + int(pause)
+        self._is_due |= bool(is_due)
+        self._signal = self._signal or int(received)
+        if writing is not None and not is_busy:
+            self._end_phase()
+
+    def save(
+        self,
+        step: int,
+        items: Sequence[Item],
+        extras: Mapping[str, Any],
+        states: Mapping[str, Any],
+    ) -> None:
+        """Copies the training's state, and has threads write it. Collective.
+
+        Args:
+            step: How many steps there have been.
+            items: What the training consists of.
+            extras: Further arrays of this rank, by their keys.
+            states: What this rank has besides, as JSON holds it.
+        """
+        began = time.perf_counter()
+        self.wait()
+        values = [item.value() for item in items]
+        chosen = own_items(items, values, runtime.rank(), runtime.size())
+        own = {items[n].key: values[n] for n in chosen}
+        own |= {key: tf.convert_to_tensor(each) for key, each in extras.items()}
+        part = {
+            **states,
+            "rank": runtime.rank(),
+            "items": [
+                *(items[n].describe(values[n]) for n in chosen),
+                *({"key": key, "rule": "extra"} for key in extras),
+            ],
+        }
+        copies = self._memory.copy(own)
+        number, self._number = self._number, self._number + 1
+        future = self._thread.submit(
+            self._folder.write_part, number, runtime.rank(), copies
+        )
+        parts = [part]
+        self._writing = _Writing(number, step, False, future, parts)
+        self._schedule.begin(step)
+        self._next_vote = step + 1
+        self._is_due = False
+        self.standstill_seconds = time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is complete. Collective."""
+        while self._writing is not None:
+            self._end_phase()
+
+    def _end_phase(self) -> None:
+        """Ends a phase on all ranks; see Note [Two phases]. Collective."""
+        writing = self._writing
+        assert writing is not None
+        self._writing = None
+        result, error = _outcome(writing.future)
+        own = {"result": result, "error": error, "parts": writing.parts}
+        everyones = gather_json(own, name="checkpoint/phase")
+        failed = [
+            (r, o["error"]) for r, o in enumerate(everyones) if o["error"]
+        ]
+        if failed:
+            self._note_failure(writing, *failed[0])
+        elif writing.is_manifest:
+            self._note_success(writing)
+        else:
+            parts = [
+                {**each, "files": own["result"]}
+                for own in everyones
+                for each in own["parts"]
+            ]
+            future = None
+            if runtime.rank() == 0:
+                future = self._thread.submit(self._finish, writing, parts)
+            self._writing = writing._replace(
+                is_manifest=True, future=future, parts=[]
+            )
+
+    def _finish(self, writing: _Writing, parts: list[dict[str, Any]]) -> None:
+        self._folder.finish(
+            writing.number,
+            {
+                "format": FORMAT,
+                "step": writing.step,
+                "ranks": len(parts),
+                "versions": {
+                    "keras": keras.__version__,
+                    "tensorflow": tf.__version__,
+                },
+                "parts": parts,
+            },
+        )
+        try:
+            self._folder.remove_old(writing.number, self._keep)
+        except OSError as error:
+            logging.warning(
+                "tfring: old checkpoints could not be removed: %s.", error
+            )
+
+    def _note_success(self, writing: _Writing) -> None:
+        if self._has_failed and runtime.rank() == 0:
+            logging.warning(
+                "tfring: the checkpoint of step %d is written again, in %s.",
+                writing.step,
+                self._folder.path,
+            )
+        self._has_failed = False
+
+    def _note_failure(self, writing: _Writing, rank: int, error: str) -> None:
+        text = (
+            f"the checkpoint of step {writing.step} has not been written to "
+            f"{self._folder.path}: on rank {rank}, {error}."
+        )
+        if self._strict:
+            raise RuntimeError(f"Checkpoint: {text}")
+        if runtime.rank() != 0:
+            return
+        self._thread.submit(self._folder.remove, writing.number)
+        if not self._has_failed:
+            logging.error(
+                "tfring: %s The training goes on, and tries again when the "
+                "next one is due. With strict=True this would end it.",
+                text,
+            )
+        self._has_failed = True
+
+    def leave(self, step: int, number: int) -> int:
+        """Completes the last checkpoint, and says why the job ends.
+
+        Collective.
+
+        Returns:
+            The exit status.
+        """
+        self.wait()
+        if runtime.rank() == 0:
+            logging.warning(
+                "tfring: %s at step %d: the job ends with status %d, which "
+                "asks for another start. %s",
+                signal.Signals(number).name,
+                step,
+                ASKS_FOR_MORE,
+                "Its last checkpoint could not be written."
+                if self._has_failed
+                else f"Its state is in {self._folder.path}.",
+            )
+        self.close()
+        return ASKS_FOR_MORE
+
+    def close(self) -> None:
+        """Gives signals their handlers back. What is being written goes on."""
+        self._signals.restore()
+
+
+def _outcome(future: Future[Any] | None) -> tuple[Any, str | None]:
+    """Returns a thread's result, and its error in words."""
+    if future is None:
+        return None, None
+    try:
+        return future.result(), None
+    except OSError as error:
+        return None, str(error)
+    except Exception as error:  # It must not leave the other ranks waiting.
+        return None, f"{type(error).__name__}: {error}"

@@ -1,0 +1,67 @@
+"""The copy of a rank's part in host memory, which a thread writes.
+
+Note [One arena]: the first write to a page of memory costs more than the copy
+itself. So the memory is kept from one checkpoint to the next, and its pages are
+touched by the thread before the first one. TensorFlow reads it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# TensorFlow wants its tensors at such addresses.
+_ALIGNMENT_BYTES = 64
+
+
+class HostCopy:
+    """Memory that is used again for each copy."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Has at least so much memory, with its pages in place."""
+        if size_bytes > self._memory.size:
+            self._memory = np.zeros(0, np.uint8)  # The old one goes first.
+            self._memory = _aligned(size_bytes)
+            self._memory.fill(0)
+
+    def copy(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns copies, which are valid until the next call."""
+        arrays = {name: value.numpy() for name, value in values.items()}
+        self.reserve(needed_bytes(array.nbytes for array in arrays.values()))
+        begin = 0
+        copies = {}
+        for name, array in arrays.items():
+            place = self._memory[begin : begin + array.nbytes]
+            copied = place.view(array.dtype).reshape(array.shape)
+            np.copyto(copied, array)
+            copies[name] = _in_place(copied)
+            begin += needed_bytes([array.nbytes])
+        return copies
+
+
+def needed_bytes(sizes: Any) -> int:
+    """Returns how much memory arrays of such sizes need, in bytes."""
+    return sum(
+        -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes
+    )
+
+
+def _aligned(size_bytes: int) -> np.ndarray[Any, Any]:
+    memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT_BYTES
+    return memory[begin : begin + size_bytes]
+
+
+def _in_place(array: np.ndarray[Any, Any]) -> tf.Tensor:
+    """Returns a tensor in an array's memory, where its dtype allows that."""
+    if array.dtype == tf.bfloat16.as_numpy_dtype:
+        return tf.bitcast(_in_place(array.view(np.uint16)), tf.bfloat16)
+    if array.dtype.kind not in "fiu":
+        return tf.constant(array)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

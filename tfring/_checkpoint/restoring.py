@@ -1,0 +1,241 @@
+"""Which checkpoint a job goes on from, and how its values are assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from tfring._checkpoint.contents import Item, Rule
+from tfring._checkpoint.folder import Folder
+from tfring._core import runtime
+from tfring._ops.gather_json import gather_json
+from tfring._state.seeds import folded
+from tfring._state.splits import Flat, Split, Strided
+
+_Array = np.ndarray[Any, Any]
+
+
+class Saved:
+    """A complete checkpoint.
+
+    Args:
+        folder: The folder of all.
+        number: Its number.
+
+    Attributes:
+        manifest: Its manifest.
+        size: The number of ranks that have written it.
+    """
+
+    def __init__(self, folder: Folder, number: int) -> None:
+        self.folder = folder
+        self.number = number
+        self.manifest = folder.manifest(number)
+        self.size = int(self.manifest["ranks"])
+        self._readers: dict[int, Callable[[str], Any]] = {}
+        self._places: dict[str, dict[int, dict[str, Any]]] = {}
+        for part in self.manifest["parts"]:
+            for item in part["items"]:
+                of_rank = self._places.setdefault(item["key"], {})
+                of_rank[part["rank"]] = item
+
+    @property
+    def path(self) -> str:
+        """The path of its folder."""
+        return str(self.folder.of_number(self.number))
+
+    def ranks_with(self, key: str) -> dict[int, dict[str, Any]]:
+        """Returns what the manifest says of an item, by rank."""
+        return self._places.get(key, {})
+
+    def items(self) -> dict[str, dict[str, Any]]:
+        """Returns what the manifest says of each item, by its key."""
+        return {key: ranks[min(ranks)] for key, ranks in self._places.items()}
+
+    def of_rank(self, rank: int, name: str) -> Any:
+        """Returns a state that is no tensor: this rank's, or rank 0's."""
+        parts = {part["rank"]: part for part in self.manifest["parts"]}
+        return parts[rank if self.size == runtime.size() else 0][name]
+
+    def read(self, rank: int, key: str) -> _Array:
+        """Returns an item of a rank's part."""
+        if rank not in self._readers:
+            self._readers[rank] = self.folder.open_part(self.number, rank)
+        value: _Array = self._readers[rank](key)
+        return value
+
+    def whole(self, key: str) -> _Array:
+        """Returns the whole value of an item, from the parts of all ranks."""
+        ranks = self.ranks_with(key)
+        first = min(ranks)
+        if ranks[first]["rule"] != Rule.SHARD.value:
+            return self.read(first, key)
+        parts = [self.read(rank, key) for rank in sorted(ranks)]
+        return _split(ranks[first]).joined(np.concatenate(parts))
+
+
+def _split(described: Mapping[str, Any]) -> Split:
+    shape = tuple(described["whole shape"])
+    if "ranges" in described:
+        return Flat(shape, [(low, high) for low, high in described["ranges"]])
+    return Strided(shape, described["size"])
+
+
+def find(folder: Folder, resume: str) -> Saved | None:
+    """Returns the newest checkpoint that is whole; the same on all ranks.
+
+    Collective. Each rank reads some of the parts.
+
+    Args:
+        folder: The folder of all.
+        resume: "auto", "must" or "never".
+
+    Raises:
+        RuntimeError: None is whole, although there are some; with "must" also
+            if there are none. It is raised on every rank.
+    """
+    if resume == "never":
+        return None
+    rank, size = runtime.rank(), runtime.size()
+    numbers = gather_json(folder.numbers(), name="checkpoint/numbers")[0]
+    reasons = []
+    for number in numbers:
+        own = folder.problem(number, _parts_to_check(folder, number))
+        problems = gather_json(own, name="checkpoint/problem")
+        found = next(
+            (f"rank {r}: {each}" for r, each in enumerate(problems) if each),
+            None,
+        )
+        if found is None:
+            return Saved(folder, number)
+        reasons.append(found)
+        if rank == 0:
+            logging.warning(
+                "tfring: checkpoint %d in %s is not whole, and the one before "
+                "it is taken: %s.",
+                number,
+                folder.path,
+                found,
+            )
+    if not numbers and resume == "auto":
+        return None
+    what = "no checkpoint is whole" if numbers else "there is no checkpoint"
+    why = f" ({reasons[0]})" if reasons else ""
+    raise RuntimeError(
+        f"Checkpoint: in {folder.path} {what}{why}, for the {size} ranks of "
+        f"this job to go on from. To begin anew, "
+        + (
+            "name another folder, or pass resume='never'."
+            if numbers
+            else "pass resume='auto'. If another job has written some, let all "
+            "ranks see its folder."
+        )
+    )
+
+
+def _parts_to_check(folder: Folder, number: int) -> range | None:
+    try:
+        parts = int(folder.manifest(number)["ranks"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return range(runtime.rank(), parts, runtime.size())
+
+
+def restore(saved: Saved, items: Sequence[Item]) -> None:
+    """Assigns the values of a checkpoint.
+
+    Every rank calls it; it is no collective.
+
+    Raises:
+        ValueError: The training is another one than the checkpoint's.
+    """
+    rank, size = runtime.rank(), runtime.size()
+    takers: Mapping[Rule, Callable[[Saved, Item, int, int], None]] = {
+        Rule.ALIKE: _take_first,
+        Rule.FIRST: _take_first,
+        Rule.MEAN: _take_mean,
+        Rule.SEED: _take_seed,
+        Rule.SHARD: _take_shard,
+        Rule.LEFT: lambda *_: None,
+        Rule.OWN: _refuse,
+    }
+    _check_same(saved, items)
+    for item in items:
+        ranks = saved.ranks_with(item.key)
+        if not ranks:
+            continue  # Only an item with the rule LEFT may be missing.
+        is_own = saved.size == size and rank in ranks
+        if is_own and _is_cut_alike(ranks[rank], item):
+            item.assign(saved.read(rank, item.key))
+        else:
+            takers[item.rule](saved, item, rank, size)
+
+
+def _is_cut_alike(described: Mapping[str, Any], item: Item) -> bool:
+    now = item.describe(item.value())
+    return all(described.get(n) == now.get(n) for n in ("size", "ranges"))
+
+
+def _check_same(saved: Saved, items: Sequence[Item]) -> None:
+    own = {item.key: item for item in items}
+    for key, described in saved.items().items():
+        optional = (Rule.LEFT.value, "extra")
+        if key not in own and described["rule"] not in optional:
+            raise _another(
+                saved, f"it has '{described['name']}', which is not there now"
+            )
+    for key, item in own.items():
+        ranks = saved.ranks_with(key)
+        if not ranks:
+            if item.rule is Rule.LEFT:
+                continue
+            raise _another(saved, f"it has nothing for '{item.name}'")
+        described = ranks[min(ranks)]
+        now = item.describe(item.value())
+        part = "whole shape" if item.shard is not None else "shape"
+        for what in ("rule", "dtype", part):
+            if described.get(what) != now.get(what):
+                raise _another(
+                    saved,
+                    f"'{described['name']}' has the {what} "
+                    f"{described.get(what)}, and '{item.name}' now "
+                    f"{now.get(what)}",
+                )
+
+
+def _another(saved: Saved, difference: str) -> ValueError:
+    return ValueError(
+        f"Checkpoint: {saved.path} is of another training: {difference}. Build "
+        "and compile the model as before, or name another folder."
+    )
+
+
+def _take_first(saved: Saved, item: Item, rank: int, size: int) -> None:
+    item.assign(saved.read(min(saved.ranks_with(item.key)), item.key))
+
+
+def _take_mean(saved: Saved, item: Item, rank: int, size: int) -> None:
+    ranks = saved.ranks_with(item.key)
+    values = [saved.read(each, item.key) for each in sorted(ranks)]
+    total = np.sum(np.stack(values), axis=0, dtype=np.float64)
+    item.assign((total / len(values)).astype(values[0].dtype))
+
+
+def _take_seed(saved: Saved, item: Item, rank: int, size: int) -> None:
+    item.assign(folded(saved.read(0, item.key), rank).numpy())
+
+
+def _take_shard(saved: Saved, item: Item, rank: int, size: int) -> None:
+    assert item.shard is not None
+    item.shard.load(saved.whole(item.key))
+    item.shard.forget_loaded()
+
+
+def _refuse(saved: Saved, item: Item, rank: int, size: int) -> None:
+    raise ValueError(
+        f"Checkpoint: '{item.name}' is each rank's own, and {saved.path} has "
+        f"it of {saved.size} ranks. Start as many ranks; this job has {size}."
+    )

@@ -1,0 +1,110 @@
+"""When a checkpoint is due, by steps, by time and by signals."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+# Ranks agree about as often as this, and not in each step of a fast training.
+_VOTE_SECONDS = 0.1
+_MOST_STEPS_BETWEEN_VOTES = 1000
+
+
+class Schedule:
+    """When this rank wants a checkpoint; the ranks then agree.
+
+    Args:
+        every_steps: How many steps there are from one to the next, or None.
+        every_minutes: How long it is from one to the next, or None.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        every_steps: int | None,
+        every_minutes: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._every_steps = every_steps
+        self._every_minutes = every_minutes
+        self._clock = clock
+        self._last_step = 0
+        self._last_at = clock()
+        self._voted_at = (0, self._last_at)
+
+    def begin(self, step: int) -> None:
+        """Counts from this step and this time on."""
+        self._last_step, self._last_at = step, self._clock()
+        self._voted_at = (step, self._last_at)
+
+    def is_due_by_steps(self, step: int) -> bool:
+        """Tells if one is due; all ranks come to the same result."""
+        return (
+            self._every_steps is not None
+            and step - self._last_step >= self._every_steps
+        )
+
+    def is_due_by_time(self) -> bool:
+        """Tells if one is due by this rank's clock."""
+        return (
+            self._every_minutes is not None
+            and self._clock() - self._last_at >= 60 * self._every_minutes
+        )
+
+    def steps_until_vote(self, step: int) -> int:
+        """Returns after how many steps the ranks should agree again."""
+        before, began = self._voted_at
+        now = self._clock()
+        self._voted_at = (step, now)
+        seconds = (now - began) / max(step - before, 1)
+        steps = math.ceil(_VOTE_SECONDS / max(seconds, 1e-9))
+        return min(max(steps, 1), _MOST_STEPS_BETWEEN_VOTES)
+
+
+class Signals:
+    """Notes the signals that ask a job to save and to end.
+
+    Args:
+        names: The signals' names, such as "SIGUSR1".
+
+    Raises:
+        ValueError: There is no such signal, or it cannot be handled.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._numbers = [_number(name) for name in names]
+        self._before: dict[int, Any] = {}
+        self.received = 0
+
+    def install(self) -> None:
+        """Handles the signals from now on, in the main thread alone."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self._numbers:
+            self._before.setdefault(number, signal.signal(number, self._note))
+
+    def restore(self) -> None:
+        """Gives the signals the handlers that they had before."""
+        for number, handler in self._before.items():
+            signal.signal(
+                number, signal.SIG_DFL if handler is None else handler
+            )
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+
+
+def _number(name: str) -> int:
+    number = getattr(signal, str(name), None)
+    uncaught = (signal.SIGKILL, signal.SIGSTOP)
+    if not isinstance(number, signal.Signals) or number in uncaught:
+        raise ValueError(
+            f"Checkpoint: on_signal names {name!r}, which is no signal that a "
+            "program can handle. Pass names such as 'SIGTERM' and 'SIGUSR1'."
+        )
+    return int(number)

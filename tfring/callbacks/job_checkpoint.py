@@ -1,0 +1,292 @@
+"""A callback by which a job that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from absl import logging
+
+from tfring._checkpoint import callback_states
+from tfring._checkpoint.contents import (
+    Item,
+    built_optimizers,
+    items_of_model,
+)
+from tfring._checkpoint.restoring import Saved
+from tfring._checkpoint.saver import Saver, Settings
+from tfring._core import runtime
+from tfring._keras.epochs import LastInFit, Start, start_at
+from tfring._state.kinds import are_in_a_round, rounds_among
+from tfring.callbacks.broadcast import BroadcastGlobalVariablesCallback
+
+_WEIGHTS = "callbacks"
+
+
+class Checkpoint(LastInFit):
+    """Saves the whole training now and then, and goes on from it.
+
+    A job that is started again with the same script goes on with the batch
+    after the last checkpoint, as if it had not been cut off: on as many ranks
+    with the same bits. It is saved: weights, optimizers, the loss scale, moving
+    statistics, seeds, rounds, accumulated gradients, the metrics of the epoch
+    so far, the states of callbacks, and the place in the data.
+
+    Each rank writes a part, by a thread, while the training goes on: it stands
+    still for a copy in memory. All ranks must see the folder. A checkpoint is
+    there when all parts are on the disk; until then the last one remains. The
+    guide on jobs that are cut off has more.
+
+    Arrays and a `keras.utils.PyDataset` get an order that is a function of
+    `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. A
+    `tf.data.Dataset` reads again, and does not train, what comes before the
+    place. Other data are refused. In the middle of an epoch the place is each
+    rank's: with another number of ranks the epoch begins again.
+
+    Pass it on every rank. Each step ends with a vote of the ranks if the last
+    was 0.1 s ago: a small allreduce. Callbacks with a state of their own have
+    it saved if they have the methods `get_state`, which returns what JSON can
+    hold, and `set_state`. A `BroadcastGlobalVariablesCallback` does nothing
+    after a checkpoint has been restored.
+
+    Args:
+        folder: The folder, the same on all ranks.
+        every_steps: How many steps there are from one checkpoint to the next;
+            None counts none.
+        every_minutes: How long it is from one to the next; None counts none.
+            With both, whichever is first. There is one at the end, too.
+        keep: How many remain.
+        on_signal: The names of signals after which the job saves, and ends with
+            exit status 75 on all ranks, whichever rank gets one.
+        resume: "auto" goes on from the newest checkpoint if there is one,
+            "must" needs one, "never" begins anew.
+        strict: If true, a checkpoint that cannot be written ends the training
+            with a RuntimeError. Otherwise that is said once.
+        seed: The seed of the orders of arrays and of a `PyDataset`.
+
+    Raises:
+        NotImplementedError: In `fit`: the job is elastic, or the optimizer has
+            a process set, `sync=tfring.Gossip` or `tfring.PowerSGD`.
+        RuntimeError: In `fit`: no checkpoint is whole, although there are some
+            or `resume` is "must".
+        TypeError: An argument has another type; in `fit`, the data are others.
+        ValueError: An argument is none of these; in `fit`, the model has not
+            been built, or the checkpoint is of another training.
+
+    Example:
+
+    ```python
+    model.fit(x, y, epochs=5, callbacks=[
+        tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+        tfring.callbacks.Checkpoint("checkpoints", every_minutes=10)])
+    ```
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every_steps: int | None = None,
+        every_minutes: float | None = 10,
+        keep: int = 3,
+        on_signal: Sequence[str] = ("SIGTERM", "SIGUSR1"),
+        resume: str = "auto",
+        strict: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        settings = Settings(
+            folder, every_steps, every_minutes, keep, on_signal, resume, strict
+        )
+        self.seed = seed
+        self._saver = Saver(settings)
+        self._others: list[Any] = []
+        self._items: list[Item] = []
+        self._saved: Saved | None = None
+        # The model for `python -m tfring.checkpoint`, of rank 0.
+        self._config: str | None = None
+        # Where `fit` is: the epoch, the steps that are done of it, and the
+        # epoch in which the first job has begun.
+        self._epoch = self._batch = 0
+        self._first_epoch: int | None = None
+
+    def before_callbacks(self, callbacks: list[Any]) -> None:
+        self._others = [each for each in callbacks if each is not self]
+        for each in self._others:
+            if isinstance(each, keras.callbacks.BackupAndRestore | Checkpoint):
+                raise ValueError(
+                    f"Checkpoint: there is a {type(each).__name__} beside it, "
+                    "which restores another state. Leave one of the two out."
+                )
+        model = self.model
+        if not model.built:
+            raise ValueError(
+                "Checkpoint: the model must be built before fit, so that its "
+                "state can be restored. Give it an Input, or call "
+                "model.build(input_shape)."
+            )
+        optimizers = built_optimizers(model)
+        self._saved = self._saver.find()
+        if self._saved is not None:
+            self.build_metrics()
+            for each in self._others:
+                if isinstance(each, keras.callbacks.CSVLogger):
+                    each.append = True
+        self._items = items_of_model(model, optimizers)
+        self._config = _config_of(model) if runtime.rank() == 0 else None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._epoch = self._batch = 0
+        self._first_epoch = None
+        saved = self._saved
+        self._saver.begin(self._items, saved)
+        if saved is not None:
+            self._take(saved)
+
+    def _take(self, saved: Saved) -> None:
+        """Goes on from a checkpoint, whose variables have been restored."""
+        rank = runtime.rank()
+        place = saved.of_rank(rank, "place")
+        self._epoch, self._batch = place["epoch"], place["batch"]
+        self._first_epoch = place["first epoch"]
+        if self._batch > 0 and saved.size != runtime.size():
+            self._warn_of_other_ranks(saved)
+            self._batch = 0
+        self.model._initial_epoch = self._epoch
+        callback_states.set_states(
+            self._others, saved.of_rank(rank, "callbacks")
+        )
+        callback_states.set_random_states(saved.of_rank(rank, "random"))
+        part = rank if saved.size == runtime.size() else 0
+        for key, count in saved.of_rank(rank, "callback weights").items():
+            names = [f"{_WEIGHTS}/{key}/{number}" for number in range(count)]
+            weights = [saved.read(part, name) for name in names]
+            callback_states.set_weights(self._others, key, weights)
+        for each in self._others:
+            if isinstance(each, BroadcastGlobalVariablesCallback):
+                each._done = True
+        for in_round in rounds_among(self.model.variables):
+            in_round.begin_fit()
+        if rank == 0:
+            logging.info(
+                "tfring: going on from %s: step %d, epoch %d, batch %d.",
+                saved.path,
+                self._saver.step,
+                self._epoch,
+                self._batch,
+            )
+
+    def _warn_of_other_ranks(self, saved: Saved) -> None:
+        if runtime.rank() == 0:
+            logging.warning(
+                "tfring: %s is from the middle of epoch %d, and of %d ranks, "
+                "each of which was at a place in its own data. This job has "
+                "%d ranks, so it begins that epoch again, with the weights of "
+                "the checkpoint.",
+                saved.path,
+                self._epoch,
+                saved.size,
+                runtime.size(),
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        saved, self._saved = self._saved, None
+        first = self._batch if saved is not None else 0
+        self._epoch, self._batch = epoch, first
+        if self.data is not None:
+            self.data.begin(epoch, first)
+        if saved is None:
+            return
+        # `fit` of a model with this attribute would begin there again.
+        self.model._initial_epoch = None
+        done_before = 0
+        if self.dataset is not None:
+            done_before = epoch - self._first_epoch
+            self._say_what_is_read_again(first)
+        start_at(Start(first, done_before))
+        if first > 0:
+            self._restore_metrics(saved)
+
+    def _say_what_is_read_again(self, first: int) -> None:
+        if first > 0 and runtime.rank() == 0:
+            logging.warning(
+                "tfring: the tf.data.Dataset is read again up to batch %d of "
+                "the epoch, and not trained on, which takes as long as its "
+                "input pipeline needs for them.",
+                first,
+            )
+
+    def _restore_metrics(self, saved: Saved) -> None:
+        """Restores metrics, which Keras has reset where the epoch begins."""
+        for item in items_of_model(self.model, ()):
+            rank = runtime.rank()
+            if item.key.startswith("metrics/") and rank in saved.ranks_with(
+                item.key
+            ):
+                item.assign(saved.read(rank, item.key))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Keras calls this once for several steps per execution.
+        steps = self.params.get("steps")
+        done = min(batch + 1, steps or batch + 1)
+        self._saver.step += done - self._batch
+        self._batch = done
+        self._saver.end_step(
+            self._save,
+            # The end of the epoch, with its logs, belongs to its last step.
+            may_save=done != steps and not are_in_a_round(self.model.variables),
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._batch = epoch + 1, 0
+        if self.model.stop_training:
+            self._epoch = max(self._epoch, int(self.params["epochs"]))
+        self._saver.end_step(
+            self._save,
+            may_save=not are_in_a_round(self.model.variables),
+            is_last=True,
+        )
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if not self._saver.is_saved():
+            self._save()
+        self._saver.wait()
+
+    def after_fit(self) -> None:
+        start_at(None)
+        self._saver.close()
+
+    def _save(self) -> None:
+        # Variables that a layer or a metric has made since are in it.
+        self._items = items_of_model(self.model, built_optimizers(self.model))
+        weights = callback_states.weights_of(self._others)
+        extras = {
+            f"{_WEIGHTS}/{key}/{number}": np.asarray(value)
+            for key, values in weights.items()
+            for number, value in enumerate(values)
+        }
+        states = {
+            "place": {
+                "epoch": self._epoch,
+                "batch": self._batch,
+                "first epoch": self._first_epoch or 0,
+            },
+            "callbacks": callback_states.states_of(self._others),
+            "callback weights": {key: len(v) for key, v in weights.items()},
+            "random": callback_states.random_states(),
+            "model": self._config,
+        }
+        self._saver.save(self._items, extras, states)
+
+
+def _config_of(model: Any) -> str | None:
+    """Returns a model as JSON, or None if Keras cannot describe it."""
+    try:
+        config: str = model.to_json()
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    return config
