@@ -54,6 +54,14 @@ def test_description(status, exception, last_line, how):
     assert said == f"rank 1 (host a) failed first: {how}"
 
 
+def test_a_rank_that_asks_for_another_start_has_not_failed():
+    said = wrapper.describe("rank 1", "a", 75, "", "words")
+    assert said == (
+        "tfringrun: rank 1 (host a) has saved and asks for another start: exit "
+        "status 75."
+    )
+
+
 # SIGUSR1 is passed on as it is, SIGALRM as SIGTERM.
 WRAPPER = wrapper.command_line({10: 10, 14: 15})
 

@@ -39,6 +39,10 @@ def command_line(meanings: Mapping[int, int]) -> list[str]:
     return [sys.executable, "-I", "-S", str(program), pairs]
 
 
+# The exit status of ranks that `tfring.callbacks.Checkpoint` ends at a signal:
+# EX_TEMPFAIL of sysexits.h.
+ASKS_FOR_MORE = 75
+
 # A part of the pattern that `output` looks for.
 REPORT_PATTERN = (
     rb"\x1e(?P<report>"
@@ -103,6 +107,11 @@ def describe(
         last_line: Its last line on stderr.
     """
     where = f"{who} (host {host})" if host else who
+    if status == ASKS_FOR_MORE:
+        return (
+            f"tfringrun: {where} has saved and asks for another start: exit "
+            f"status {status}."
+        )
     # 1 is Python's status for an uncaught exception. With another status, the
     # rank has survived the exception in its traceback.
     if exception and status == 1:

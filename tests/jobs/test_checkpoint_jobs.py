@@ -1,0 +1,96 @@
+"""callbacks.Checkpoint: whole jobs that are killed, or told to end, go on."""
+
+import random
+import re
+import signal
+import sys
+
+import pytest
+from jobs import TFRINGRUN
+
+SCRIPT = """
+import hashlib, sys, time
+import keras
+import numpy as np
+import tfring
+
+tfring.init()
+keras.utils.set_random_seed(1)
+model = keras.Sequential([
+    keras.Input((8,)), keras.layers.Dense(8, activation="relu"),
+    keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+model.compile(tfring.DistributedOptimizer("adam"), "mse")
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.01)
+        if tfring.rank() == 0:
+            print(f"step {20 * self.epoch + batch}", flush=True)
+
+x = np.random.default_rng(tfring.rank()).normal(size=(160, 8))
+history = model.fit(
+    x, x.sum(1), batch_size=8, epochs=4, verbose=0, callbacks=[
+        tfring.callbacks.BroadcastGlobalVariablesCallback(0), Slow(),
+        tfring.callbacks.Checkpoint("checkpoints", every_steps=3)])
+values = b"".join(v.tobytes() for v in model.get_weights())
+print("result", hashlib.sha256(values).hexdigest(), history.history["loss"])
+"""
+
+
+@pytest.fixture
+def train(start, write_script):
+    """Returns a function that trains, and does something at a step.
+
+    It returns the exit status, the first step and the output.
+    """
+    script = write_script(SCRIPT)
+
+    def train(ranks=2, at_step=None, act=None):
+        process = start([*TFRINGRUN, "-np", ranks, sys.executable, script])
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if at_step is not None and f"step {at_step}" in line:
+                process.send_signal(act)
+        output = "".join(lines)
+        found = re.search(r"step (\d+)", output)
+        return process.wait(), found and int(found[1]), output
+
+    return train
+
+
+def test_a_warning_of_the_batch_system(train):
+    status, first, output = train(at_step=30, act=signal.SIGUSR1)
+    assert (status, first) == (75, 0), output
+    assert "has saved and asks for another start: exit status 75" in output
+    assert "failed first" not in output
+    status, first, output = train(at_step=60, act=signal.SIGTERM)
+    assert status == 75, output
+    # The checkpoint is of the step after which the ranks have agreed.
+    assert first > 30, output
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_a_job_that_is_killed_at_random(train, tmp_path):
+    def result(output):
+        return set(re.findall(r"result (.*)", output))
+
+    status, _, output = train()
+    assert status == 0, output
+    (tmp_path / "checkpoints").rename(tmp_path / "uninterrupted")
+    steps = random.Random(0)
+    reached = 0
+    while True:
+        at_step = reached + steps.randrange(5, 30)
+        status, first, again = train(at_step=at_step, act=signal.SIGKILL)
+        if status == 0:
+            break
+        # Checkpoints that were being written may be lost, but no others.
+        assert first >= reached - 3, again
+        reached = first
+    assert len(result(output)) == 1
+    assert result(again) == result(output)
