@@ -3,28 +3,25 @@
     tfringrun -np 2 python examples/keras_resume.py --crash_in_epoch 3
     tfringrun -np 2 python examples/keras_resume.py
 
-Rank 0 saves model and optimizer after every epoch. The first command dies in
-the third epoch; the second resumes at its beginning, and prints the same digest
-as a run without a crash. Only rank 0 needs to see the file. State that Keras
-does not save is not resumed: the seeds of dropout, the order of shuffled data.
+Each rank saves its part of the training every few steps, in a folder that all
+ranks see. The first command dies in the middle of the third epoch; the second
+goes on with the batch after the last checkpoint, and prints the same digest as
+a run without a crash. kill -USR1 of tfringrun ends the job after a checkpoint,
+with status 75.
 """
 
 import hashlib
 import os
 import signal
-from pathlib import Path
 
 import keras
-import tensorflow as tf
 from absl import app, flags
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tfring
 
-_CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "digits.weights.h5", "The file."
-)
+_CHECKPOINTS = flags.DEFINE_string("checkpoints", "digits", "The folder.")
 _EPOCHS = flags.DEFINE_integer("epochs", 5, "Passes over the images.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Images a step, per rank.")
 _CRASH_IN_EPOCH = flags.DEFINE_integer(
@@ -32,24 +29,20 @@ _CRASH_IN_EPOCH = flags.DEFINE_integer(
 )
 
 
-class Save(keras.callbacks.Callback):
-    """Saves after every epoch, so that there is always a whole file."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        path = Path(_CHECKPOINT.value)
-        new = path.with_name(f"new.{path.name}")
-        self.model.save_weights(new)  # those of the optimizer too
-        new.replace(path)
-
-
 class Crash(keras.callbacks.Callback):
-    """Ends this rank as if its node had lost power."""
+    """Says where training begins, and ends a rank as if it lost power."""
+
+    begun = False
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.now = epoch + 1 == _CRASH_IN_EPOCH.value
+        self.epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self.now and batch == self.params["steps"] // 2:
+        if not self.begun:
+            print(f"beginning at epoch {self.epoch + 1}, batch {batch + 1}")
+            self.begun = True
+        is_here = self.epoch + 1 == _CRASH_IN_EPOCH.value
+        if is_here and batch == self.params["steps"] // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -75,6 +68,7 @@ def main(_):
         [
             keras.Input((64,)),
             keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dropout(0.1),
             keras.layers.Dense(10, activation="softmax"),
         ]
     )
@@ -84,25 +78,16 @@ def main(_):
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )
-    # Rank 0 loads; the others get everything from it before the first batch,
-    # but for the epoch, which they need sooner.
-    if rank == 0 and Path(_CHECKPOINT.value).exists():
-        optimizer.build(model.trainable_variables)
-        model.load_weights(_CHECKPOINT.value)
-    done = tfring.broadcast(tf.cast(optimizer.iterations, "int64"), 0)
-    first = int(done) // steps
-    callbacks = [tfring.callbacks.BroadcastGlobalVariablesCallback(0)]
-    if rank == 0:
-        print(f"starting with epoch {first + 1}", flush=True)
-        callbacks.append(Save())
+    callbacks = [
+        tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+        tfring.callbacks.Checkpoint(_CHECKPOINTS.value, every_steps=5),
+    ]
     if rank == size - 1:
         callbacks.append(Crash())
     model.fit(
         *(x[mine], y[mine]),
         _BATCH_SIZE.value,
         _EPOCHS.value,
-        initial_epoch=first,
-        shuffle=False,  # for the same batches after a restart
         callbacks=callbacks,
         verbose=0,
     )

@@ -10,6 +10,7 @@ from tfring import (
     layers as layers,
     metrics as metrics,
 )
+from tfring._checkpoint.loop import Checkpoint as Checkpoint
 from tfring._compat.probes import (
     ccl_built as ccl_built,
     cuda_built as cuda_built,

@@ -92,5 +92,5 @@ def test_a_job_that_is_killed_at_random(train, tmp_path):
         # Checkpoints that were being written may be lost, but no others.
         assert first >= reached - 3, again
         reached = first
-    assert len(result(output)) == 1
+    assert len(result(output)) == 2  # Each rank has losses of its own.
     assert result(again) == result(output)

@@ -278,3 +278,47 @@ def test_a_keras_file_is_made_of_a_checkpoint(rank, shared_path, capsys):
             np.testing.assert_array_equal(
                 tf.convert_to_tensor(one), tf.convert_to_tensor(other)
             )
+
+
+def train_in_a_loop(folder, rank, *, cut_off=None):
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    seen = tf.Variable(0)
+    tfring.broadcast_variables(model.variables)
+    saved = tfring.Checkpoint(
+        folder, model, optimizer, variables=[seen], every_steps=2
+    )
+    saved.restore()
+    for epoch in range(saved.epoch, 3):
+        order = np.random.default_rng([rank, epoch]).normal(size=(5, 8, 4))
+        for batch in order[saved.batch :].astype("float32"):
+            if cut_off is not None and saved._saver.step == cut_off:
+                saved._saver._coordinator._thread.shutdown()
+                return None
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(batch) - 1) ** 2)
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            seen.assign_add(1)
+            saved.step()
+        saved.end_epoch()
+    saved.close()
+    return [*model.get_weights(), seen.numpy()]
+
+
+def test_a_loop_goes_on(rank, shared_path):
+    whole = train_in_a_loop(shared_path / "whole", rank)
+    assert whole[-1] == 15
+    cut = shared_path / "cut"
+    assert train_in_a_loop(cut, rank, cut_off=8) is None
+    values = train_in_a_loop(cut, rank)
+    for one, other in zip(whole, values, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_loop_restores_first(rank, shared_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    saved = tfring.Checkpoint(shared_path, model, keras.optimizers.SGD())
+    with pytest.raises(RuntimeError, match=r"call restore\(\) once before"):
+        saved.step()

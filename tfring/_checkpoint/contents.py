@@ -229,9 +229,9 @@ def _check_optimizer(optimizer: Any) -> None:
 def built_optimizers(model: Any, optimizer: Any = None) -> list[Any]:
     """Returns the optimizers of a model, all of them built."""
     found = optimizers_of(model) if optimizer is None else [optimizer]
-    for each in found:
-        if not each.built and each is (optimizer or model.optimizer):
-            each.build(model.trainable_variables)
+    main = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    if main is not None and not main.built:
+        main.build(model.trainable_variables)
     return [each for each in found if each.built]
 
 

@@ -291,6 +291,11 @@ def low_rank_of_tapes(compression: PowerSGD) -> LowRank:
     return _of_tapes.setdefault(compression, LowRank(compression))
 
 
+def have_tapes_low_rank() -> bool:
+    """Tells whether a tape of this process has reduced gradients as factors."""
+    return any(each._states for each in _of_tapes.values())
+
+
 def _unless_first(
     has_begun: tf.Tensor,
     products: Sequence[tf.Tensor],
