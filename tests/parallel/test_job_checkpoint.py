@@ -1,5 +1,6 @@
 """callbacks.Checkpoint: a training that is cut off goes on."""
 
+import contextlib
 import json
 
 import keras
@@ -32,18 +33,25 @@ class CutOffAt(keras.callbacks.Callback):
             raise CutOffError
 
 
-def new_model(rank, *, steps_per_execution=1, **options):
+def new_model(
+    rank, *, steps_per_execution=1, shards_parameters=False, **options
+):
     keras.utils.set_random_seed(5 + rank)
-    return compiled(
-        tfring.DistributedOptimizer(keras.optimizers.Adam(0.01), **options),
-        keras.Input((4,)),
-        keras.layers.Dense(6, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.3),
-        keras.layers.Dense(1),
-        metrics=["mae"],
-        steps_per_execution=steps_per_execution,
-    )
+    with (
+        tfring.shard_parameters(min_elements=1)
+        if shards_parameters
+        else contextlib.nullcontext()
+    ):
+        return compiled(
+            tfring.DistributedOptimizer(keras.optimizers.Adam(0.01), **options),
+            keras.Input((4,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(1),
+            metrics=["mae"],
+            steps_per_execution=steps_per_execution,
+        )
 
 
 def data_of(kind, rank):
@@ -106,7 +114,10 @@ def train(folder, rank, kind="arrays", *, cut_off=None, every=2, **options):
 @pytest.mark.parametrize(
     ("kind", "cut_off", "options"),
     [
-        ("arrays", 8, {"shard_states": True}),
+        ("arrays", 8, {"shard_states": True, "shards_parameters": True}),
+        pytest.param(
+            "arrays", 8, {"shard_states": True}, marks=pytest.mark.thorough
+        ),
         ("dataset", 10, {}),
         pytest.param(
             "batches",

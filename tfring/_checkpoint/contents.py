@@ -171,17 +171,20 @@ def _items(
                     f"Checkpoint: the variable '{name}' holds strings, which "
                     "are not saved. Keep them elsewhere."
                 )
-            shard, rule = shard_of(variable), rule_of(variable)
+            rule = rule_of(variable)
+            shard = shard_of(variable) if rule is Rule.SHARD else None
             if rule is Rule.SHARD:
                 _check_shard(name, shard)
+            # A sharded parameter itself would take the whole value.
+            own = variable if shard is None else shard.variable
             items.append(
                 Item(
                     f"{group}/{number}",
                     rule,
                     name,
                     _reader(variable),
-                    variable.assign,
-                    shard if rule is Rule.SHARD else None,
+                    own.assign,
+                    shard,
                 )
             )
     return items
