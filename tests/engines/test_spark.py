@@ -132,7 +132,7 @@ def test_a_job_that_is_cancelled(context, tmp_path, pids):
     job = start(functions.sleep, (str(tmp_path),), num_proc=2)
     pids(2)
     context.cancelAllJobs()
-    assert "tfring.spark.run: " in str(ended(*job))
+    assert "the Spark job was cancelled" in str(ended(*job))
 
 
 def test_too_few_slots():

@@ -1,7 +1,12 @@
 """The rules of a job whose ranks do not change: `FixedMembership`."""
 
+import signal
+import types
+
 import pytest
 from elastic_job import Job
+
+from tfring.launcher.elastic.driver import Driver
 
 
 @pytest.fixture
@@ -110,3 +115,17 @@ def test_ranks_that_cannot_connect_end_the_job(job):
         job.be_ready(worker)
     job.wait(61)
     assert job.ended == "the ranks cannot connect to one another."
+
+
+@pytest.mark.parametrize("outcome", [None, "", "rank 1 is lost"])
+def test_a_job_that_is_stopped_late_keeps_its_reason(outcome):
+    """Its engine may be gone because it has failed."""
+    woken = []
+    job = object.__new__(Driver)
+    job._signals = []
+    job._membership = types.SimpleNamespace(outcome=outcome)
+    job._server = types.SimpleNamespace(wake=lambda: woken.append(1))
+    job.stop()
+    is_stopped = outcome is None
+    assert job._signals == [signal.SIGTERM] * is_stopped
+    assert woken == [1] * is_stopped

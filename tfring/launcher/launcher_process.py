@@ -105,14 +105,16 @@ class LauncherProcess:
         return Outcome(self._caller, **json.loads(text))
 
     def end(self, patience_seconds: float = 0.0) -> None:
-        """Ends the job if it has not ended by itself. Any thread may call it.
+        """Ends the job if it does not end by itself. Any thread may call it.
 
-        `follow` then returns.
+        `follow` then returns. A job that has failed, and is about to end, keeps
+        its reason.
         """
         try:
             self._process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
-            self._process.terminate()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
     def stop(self) -> None:
         """Ends the job if it has not ended; at once if interrupted again."""

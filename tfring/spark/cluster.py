@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -105,6 +106,11 @@ def environment_of(task: Any) -> dict[str, str]:
     return environment
 
 
+def is_cancelled(error: Exception) -> bool:
+    """Tells if somebody has cancelled the Spark job."""
+    return re.search(r"\bJob \d+ cancelled\b", str(error)) is not None
+
+
 def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
     """Returns an error of one line in place of a page of Java."""
     text = str(error)
@@ -115,7 +121,7 @@ def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
             f"{sys.executable}. Set PYSPARK_PYTHON before the session is made, "
             "and install tfring there."
         )
-    elif "cancelled" in text:
+    elif is_cancelled(error):
         said = "the Spark job was cancelled."
     else:
         said = f"the Spark job has failed: {text.strip().partition(chr(10))[0]}"

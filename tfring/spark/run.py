@@ -153,7 +153,8 @@ def _check_numbers(ranks: int, minimum: int | None) -> None:
 def _results(stage: _Stage, outcome: Outcome) -> list[Any]:
     has_failed = outcome.status != 0
     stage.join(_TASK_SECONDS if has_failed else _RESULT_SECONDS)
-    if stage.error is not None and not outcome.said:
+    # A cancelled task ends its rank, which is what the launcher knows of it.
+    if stage.error is not None and (stage.was_cancelled or not outcome.said):
         raise cluster.explained(stage.error, stage.context, _CALLER)
     return results(stage.returned, outcome)
 
@@ -195,6 +196,7 @@ class _Stage:
     Attributes:
         returned: What the ranks have returned.
         error: Spark's error; None if there is none.
+        was_cancelled: Somebody else has cancelled the Spark job.
     """
 
     def __init__(
@@ -211,6 +213,8 @@ class _Stage:
         self.context = context
         self.returned: list[Returned] = []
         self.error: Exception | None = None
+        self.was_cancelled = False
+        self._cancels = False
         self._tag = f"tfring-{uuid.uuid4().hex}"
         self._on_error = on_error
         rows = context.parallelize(range(ranks), ranks)
@@ -227,6 +231,9 @@ class _Stage:
             self.returned = self._rows.collect()
         except Exception as error:
             self.error = error
+            self.was_cancelled = (
+                cluster.is_cancelled(error) and not self._cancels
+            )
             self._on_error()
 
     def join(self, seconds: float) -> None:
@@ -238,4 +245,5 @@ class _Stage:
 
     def cancel(self) -> None:
         """Ends its tasks."""
+        self._cancels = True
         self.context.cancelJobsWithTag(self._tag)

@@ -81,9 +81,13 @@ class Driver:
         return None if first is None else first.name
 
     def stop(self) -> None:
-        """Ends the job as SIGTERM does. Any thread may call it."""
-        self._signals.append(signal.SIGTERM)
-        self._server.wake()
+        """Ends the job as SIGTERM does, unless it ends already.
+
+        Any thread may call it.
+        """
+        if self._membership.outcome is None:
+            self._signals.append(signal.SIGTERM)
+            self._server.wake()
 
     def run(self) -> int:
         """Runs it; returns its exit status."""
