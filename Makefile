@@ -255,7 +255,7 @@ standalone: build $(ABSL_READY)
 
 # Two at a time: much of a job is waiting.  In the gate, how a job ends: exit
 # status, exception, kill, missing rank, lost worker; and an example.
-GATE_JOBS := failures.py launcher.py placed.py start.py \
+GATE_JOBS := failures.py launcher.py placed.py ray_stand_in.py spark_stand_in.py start.py \
   run_function.py::test_results_errors_and_output \
   elastic_launcher.py::test_a_job_without_faults \
   elastic_launcher.py::test_a_lost_worker_is_replaced examples.py::test_keras_digits

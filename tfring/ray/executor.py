@@ -15,7 +15,8 @@ _CALLER = "tfring.ray"
 _OUTCOME_SECONDS = 10.0
 # The rank that failed first has this long to bring its exception.
 _ERROR_SECONDS = 5.0
-_LEAVE_SECONDS = 10.0
+# Ranks that do nothing else leave at once.
+_LEAVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 # An elastic job ends when it had too few ranks for this long.
 _ELASTIC_SECONDS = 600.0
@@ -227,12 +228,9 @@ class RayExecutor:
 
         rendezvous, self._rendezvous = self._rendezvous, None
         if rendezvous is not None:
-            if self._outcome is None and self._minimum is None:
-                leaving = [worker.leave.remote() for worker in self._workers]
-                ray.wait(
-                    leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS
-                )
-            rendezvous.end(_LEAVE_SECONDS if self._minimum is None else 0.0)
+            if self._outcome is None and self._has_left():
+                self._follower.join(_LEAVE_SECONDS)
+            rendezvous.end()
             self._follower.join()
             rendezvous.stop()
         for worker in self._workers:
@@ -241,6 +239,18 @@ class RayExecutor:
             remove_placement_group(self._group)
         self._workers, self._group = [], None
         self._owns_group, self._outcome = False, None
+
+    def _has_left(self) -> bool:
+        """Has the ranks leave; returns False if some are still busy."""
+        import ray
+
+        if self._minimum is not None:
+            return False
+        leaving = [worker.leave.remote() for worker in self._workers]
+        _, busy = ray.wait(
+            leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS
+        )
+        return not busy
 
     def _refuse_if_elastic(self, what: str) -> None:
         if self._minimum is not None:
@@ -374,7 +384,8 @@ class RayExecutor:
         outcome = self._outcome
         assert outcome is not None
         if outcome.status != 0:
-            raise RuntimeError(f"{_CALLER}: {outcome.said}")
+            said = outcome.said or "the ranks are lost."
+            raise RuntimeError(f"{_CALLER}: {said}")
         ranks = sorted(outcome.ranks.items(), key=lambda each: each[1])
         return [results[worker] for worker, _ in ranks if worker in results]
 
