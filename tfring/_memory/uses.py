@@ -1,8 +1,8 @@
-"""The operations that use a gathered parameter, and their exchange.
+"""Finds the operations that use a gathered parameter, and gives them another.
 
-A layer may use a parameter by way of a view, such as a cast or a reshape.
-Backpropagation reads the same view, so the views are made again of a second
-tensor.
+A layer may use a parameter through a view, such as a cast or a reshape.
+Backpropagation reads the same view, so each view is made a second time from the
+second tensor.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-# Operations whose result depends on one tensor, and has no gradient of its own
-# that reads it. Backpropagation repeats them on the second tensor.
+# Operations that are repeated on the second tensor. Their gradients read
+# neither the tensor nor the result.
 _VIEWS = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"}
 # Operations that TensorFlow may merge with the product before them.
 _MERGED = {"Add", "AddV2", "BiasAdd", "Relu", "Reshape"}
