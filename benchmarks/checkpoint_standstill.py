@@ -2,9 +2,10 @@
 
     tfringrun -np 2 python benchmarks/checkpoint_standstill.py
 
-Each way saves every few steps of the same training. The standstill is how much
-longer the steps take that save, and the one after each, than the others: so a
-copy that a later step makes counts, too. Writing goes on between checkpoints.
+Each way saves every few steps of the same training. The standstill is the time
+in the callback on rank 0. The delay is how much longer the step takes that
+saves, with the one after it, than two others: so what a thread that writes
+takes from the training counts there, too.
 """
 
 import shutil
@@ -36,7 +37,7 @@ class Times(keras.callbacks.Callback):
 
 
 def train(saver):
-    """Returns the seconds of each step."""
+    """Returns the seconds in the callback, and the seconds of each step."""
     keras.backend.clear_session()
     width = 1000
     layers = max(round(_MEGABYTES.value / 12), 1)  # 4 MB, and Adam's states.
@@ -56,12 +57,21 @@ def train(saver):
         times,
         saver,
     ]
+    held = []
+    save = saver.on_train_batch_end
+
+    def timed_save(batch, logs=None):
+        began = time.perf_counter()
+        save(batch, logs)
+        held.append(time.perf_counter() - began)
+
+    saver.on_train_batch_end = timed_save
     model.fit(x, x, batch_size=1, verbose=0, callbacks=callbacks)
-    return np.diff(times.ends)
+    return held, np.diff(times.ends)
 
 
-def standstill(seconds):
-    """Returns the seconds of standstill of each checkpoint."""
+def delays(seconds):
+    """Returns by how many seconds each checkpoint delays the training."""
     every = _EVERY.value
     saving = [every * number for number in range(1, _SAVES.value + 1)]
     near = {step + after for step in saving for after in (0, 1)}
@@ -88,10 +98,15 @@ def main(_):
         ),
     }
     for name, make in savers.items():
-        found = standstill(train(make(folder / name)))
+        held, seconds = train(make(folder / name))
         if tfring.rank() == 0:
-            shown = ", ".join(f"{each:.2f}" for each in found)
-            print(f"{name}: standstill {shown} s", flush=True)
+            stands = sorted(held)[-_SAVES.value :]
+            for what, each in (
+                ("standstill", stands),
+                ("delay", delays(seconds)),
+            ):
+                shown = ", ".join(f"{value:.2f}" for value in each)
+                print(f"{name}: {what} {shown} s", flush=True)
         tfring.barrier()
     if tfring.rank() == 0:
         shutil.rmtree(folder)

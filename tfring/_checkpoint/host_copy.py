@@ -32,7 +32,8 @@ class HostCopy:
 
     def copy(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns copies, which are valid until the next call."""
-        arrays = {name: value.numpy() for name, value in values.items()}
+        # `numpy()` would copy, into memory without pages.
+        arrays = {name: np.asarray(value) for name, value in values.items()}
         self.reserve(needed_bytes(array.nbytes for array in arrays.values()))
         begin = 0
         copies = {}
