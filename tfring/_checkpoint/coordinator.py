@@ -90,6 +90,7 @@ class Coordinator:
         self._strict = strict
         self._thread = ThreadPoolExecutor(1, "tfring checkpoint")
         self._memory = HostCopy()
+        self._reserved: Future[None]
         self._writing: _Writing | None = None
         self._number = 0
         self._next_vote = 0
@@ -112,7 +113,7 @@ class Coordinator:
         size_bytes = needed_bytes(
             values[n].shape.num_elements() * values[n].dtype.size for n in own
         )
-        self._thread.submit(self._memory.reserve, size_bytes)
+        self._reserved = self._thread.submit(self._memory.reserve, size_bytes)
 
     def vote(self, step: int, *, is_last: bool = False) -> Wish:
         """Has the ranks agree at the end of a step, or of an epoch.
@@ -177,6 +178,8 @@ class Coordinator:
                 *({"key": key, "rule": "extra"} for key in extras),
             ],
         }
+        # The thread still fills the memory if this is early.
+        self._reserved.result()
         copies = self._memory.copy(own)
         number, self._number = self._number, self._number + 1
         future = self._thread.submit(

@@ -32,8 +32,7 @@ class HostCopy:
 
     def copy(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns copies, which are valid until the next call."""
-        # `numpy()` would copy, into memory without pages.
-        arrays = {name: np.asarray(value) for name, value in values.items()}
+        arrays = {name: _array_of(value) for name, value in values.items()}
         self.reserve(needed_bytes(array.nbytes for array in arrays.values()))
         begin = 0
         copies = {}
@@ -57,6 +56,20 @@ def _aligned(size_bytes: int) -> np.ndarray[Any, Any]:
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT_BYTES
     return memory[begin : begin + size_bytes]
+
+
+def _array_of(value: tf.Tensor) -> np.ndarray[Any, Any]:
+    """Returns a tensor's own memory as an array, where its dtype allows that.
+
+    `numpy()` is a copy, into memory whose pages are not in place.
+    """
+    if value.dtype == tf.bfloat16:
+        bits = np.asarray(tf.bitcast(value, tf.uint16))
+        return bits.view(tf.bfloat16.as_numpy_dtype)
+    if np.dtype(value.dtype.as_numpy_dtype).kind == "V":  # float8 and the like
+        copied: np.ndarray[Any, Any] = value.numpy()
+        return copied
+    return np.asarray(value)
 
 
 def _in_place(array: np.ndarray[Any, Any]) -> tf.Tensor:

@@ -46,6 +46,9 @@ class Checkpoint(LastInFit):
     place. Other data are refused. In the middle of an epoch the place is each
     rank's: with another number of ranks the epoch begins again.
 
+    Give each `fit` of a script a folder of its own: one whose last checkpoint is
+    of the end of a training has nothing left to train.
+
     Pass it on every rank. Each step ends with a vote of the ranks if the last
     was 0.1 s ago: a small allreduce. Callbacks with a state of their own have
     it saved if they have the methods `get_state`, which returns what JSON can
