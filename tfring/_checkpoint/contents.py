@@ -9,7 +9,8 @@
 | MEAN  | accumulated gradients       | the mean, which keeps their sum |
 |       |                             | over the ranks                  |
 | SEED  | seeds of layers             | rank 0's, folded with the rank  |
-| FIRST | moving statistics           | rank 0's                        |
+| FIRST | moving statistics, and with | rank 0's                        |
+|       | `sync` optimizer states     |                                 |
 | LEFT  | metrics, TensorFlow's       | nothing                         |
 |       | random generator            |                                 |
 | OWN   | local variables             | nothing: it is refused          |
@@ -115,16 +116,21 @@ def items_of_model(model: Any, optimizers: Sequence[Any]) -> list[Item]:
     for optimizer in optimizers:
         _check_optimizer(optimizer)
     local = [local for each in optimizers for local in local_variables_of(each)]
-    statistics = {
+    # Ranks drift apart in moving statistics, and in rounds in their momenta.
+    apart = {
         id(variable)
         for layer in model._flatten_layers()
         for variable in layer._non_trainable_variables
     }
+    for optimizer in optimizers:
+        for each in with_inner(optimizer):
+            if getattr(each, "_tfring_round", None) is not None:
+                apart |= {id(v) for e in with_inner(each) for v in e._variables}
 
     def rule_of(variable: Any) -> Rule:
         rule = _RULE_OF_KIND[kind_of(variable, local)]
-        is_statistic = rule is Rule.ALIKE and id(variable) in statistics
-        return Rule.FIRST if is_statistic else rule
+        is_apart = rule is Rule.ALIKE and id(variable) in apart
+        return Rule.FIRST if is_apart else rule
 
     weights = without_metrics(model)
     groups: dict[str, Iterable[Any]] = {"model": weights}

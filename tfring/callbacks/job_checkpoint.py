@@ -46,8 +46,8 @@ class Checkpoint(LastInFit):
     place. Other data are refused. In the middle of an epoch the place is each
     rank's: with another number of ranks the epoch begins again.
 
-    Give each `fit` of a script a folder of its own: one whose last checkpoint is
-    of the end of a training has nothing left to train.
+    Give each `fit` of a script a folder of its own: with one whose last
+    checkpoint is of the end of a training, there is nothing left to train.
 
     Pass it on every rank. Each step ends with a vote of the ranks if the last
     was 0.1 s ago: a small allreduce. Callbacks with a state of their own have
