@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._keras import sources
-from tfring._keras.epochs import STEPS_BEFORE
+from tfring._keras.epochs import STEPS_BEFORE, LastInFit
 from tfring._keras.metric_averages import MetricAverages
 from tfring._keras.metric_states import float_or_array
 from tfring._keras.untuned import Untuned
@@ -191,6 +191,12 @@ def fit(
 
 
 def _check_callbacks(callbacks: _Callbacks) -> None:
+    if any(isinstance(each, LastInFit) for each in callbacks):
+        raise NotImplementedError(
+            "tfring.elastic.fit: tfring.callbacks.Checkpoint is for model.fit "
+            "in a job that is not elastic. Here commits keep the state; save "
+            "the model with keras.callbacks.ModelCheckpoint."
+        )
     if any(
         isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks
     ):
