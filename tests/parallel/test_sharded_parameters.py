@@ -194,13 +194,13 @@ def test_kinds_of_layers(make):
                 0.01,
                 weight_decay=0.1,
                 global_clipnorm=0.1,
-                gradient_accumulation_steps=2,
                 use_ema=True,
                 ema_overwrite_frequency=2,
             ),
             None,
         ),
         thorough(lambda: adam(clipnorm=0.05), None),
+        thorough(lambda: adam(gradient_accumulation_steps=2), None),
         thorough(
             adam,
             lambda each, **how: with_loss_scale(each, inside=True, **how),
@@ -426,6 +426,7 @@ def test_one_rank_alone_cannot_read_whole_weights(rank, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_callbacks_read_and_write_weights():
     def small():
         return compiled(built(make=lambda: stacked(1)))
