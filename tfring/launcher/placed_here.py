@@ -87,6 +87,9 @@ class Joined:
             while True:
                 message = self._channel.receive(math.inf) or {}
                 match message.get("kind"):
+                    # A function that has failed is about to return its error.
+                    case "signal" | "kill" if self._is_leaving:
+                        pass
                     case "signal":
                         os.kill(os.getpid(), message["number"])
                     case "kill":
