@@ -333,6 +333,18 @@ def forward_users(start, operations):
     return found
 
 
+def test_ranks_may_number_layers_otherwise(rank):
+    for _ in range(rank):
+        layers.Dense(1)
+    with scope():
+        model = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(WIDTH)])
+    assert parameters_of(model.variables)
+    kernel = tf.convert_to_tensor(model.layers[0].kernel)
+    assert_alike(kernel.numpy().tobytes())
+    rows = tf.ones((2, WIDTH)) * (rank + 1)
+    np.testing.assert_allclose(model(rows), rows @ kernel, rtol=1e-5)
+
+
 def test_a_parameter_without_a_gradient_is_left_alone():
     with scope():
         used, unread, unused = (layers.Dense(20) for _ in range(3))

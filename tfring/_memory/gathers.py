@@ -75,7 +75,9 @@ def whole_parameter(share: ParameterShare, dtype: tf.DType) -> tf.Tensor:
         mean over the ranks.
     """
     if tf.executing_eagerly():
-        name = f"parameters/{share.path}"
+        # Keras numbers the paths of parameters by process.
+        group = share.group
+        name = f"parameters/{group.name}/{group.shares.index(share)}"
         [whole] = _gathered(
             [share],
             dtype,
