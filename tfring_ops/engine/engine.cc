@@ -471,8 +471,8 @@ class RingEngine final : public Engine {
   Lanes lanes_;
   std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
   RequestTable requests_;
-  State state_ = State::kRunning;     // see Note [How an engine ends]
-  Clock::time_point ending_since_{};  // when it left kRunning
+  State state_ = State::kRunning;   // see Note [How an engine ends]
+  Clock::time_point ending_since_;  // when it left kRunning
   Clock::time_point last_work_ = clock_.Now();
   bool progressed_ = false;
 
