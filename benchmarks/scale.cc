@@ -11,11 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/cpp/simulated_job.h"
+#include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
-#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
-#include "tfring_ops/algorithms/ring/allreduce.h"
-#include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
 
@@ -104,18 +103,6 @@ class SimulatedKernels final : public Kernels {
   const double bytes_per_second_;
 };
 
-absl::Status Allreduce(const RingContext& context, const AllreducePlan& plan,
-                       const RingBuffers& buffers) {
-  switch (plan.algorithm) {
-    case AllreduceAlgorithm::kRecursiveDoubling:
-      return RecursiveDoublingAllreduce(context, buffers);
-    case AllreduceAlgorithm::kHierarchical:
-      return HierarchicalAllreduce(RingGrid(context, plan.shape), buffers);
-    default:
-      return RingAllreduce(context, buffers);
-  }
-}
-
 double Seconds(const absl::StatusOr<double>& seconds) {
   if (seconds.ok()) return *seconds;
   std::fprintf(stderr, "%s\n", seconds.status().ToString().c_str());
@@ -164,7 +151,7 @@ void Run(const Cluster& cluster, int nodes) {
       buffers.count = bytes / 4;
       job.TakeStreams();
       const double seconds = on_every_rank([&](const RingContext& context) {
-        return Allreduce(context, plan, buffers);
+        return AllreduceByPlan(context).Run(plan, buffers);
       });
       std::printf("%10ld  %-36s %10.3f %10.3f %10.3f %8d%s\n",
                   static_cast<long>(bytes), plan.Name().c_str(), seconds * 1e3,

@@ -10,11 +10,10 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
-#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
-#include "tfring_ops/algorithms/ring/allreduce.h"
-#include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
@@ -37,14 +36,7 @@ absl::Status Allreduce(Transport& transport, const AllreducePlan& plan,
                        const RingBuffers& buffers) {
   Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), kSegmentBytes, scratch};
-  switch (plan.algorithm) {
-    case AllreduceAlgorithm::kRecursiveDoubling:
-      return RecursiveDoublingAllreduce(context, buffers);
-    case AllreduceAlgorithm::kHierarchical:
-      return HierarchicalAllreduce(RingGrid(context, plan.shape), buffers);
-    default:
-      return RingAllreduce(context, buffers);
-  }
+  return AllreduceByPlan(context).Run(plan, buffers);
 }
 
 // Returns the seconds in which the ranks add up `count` numbers each, and

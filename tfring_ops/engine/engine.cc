@@ -16,6 +16,7 @@
 #include "tfring_ops/algorithms/ring/broadcast.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/clock.h"
+#include "tfring_ops/base/first_error.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
@@ -110,7 +111,7 @@ class RingEngine final : public Engine {
   }
 
   void Abort(const absl::Status& reason) override {
-    Fail(reason);
+    failure_.Update(reason);
     submissions_.Wake();
     StartThread();
   }
@@ -130,25 +131,13 @@ class RingEngine final : public Engine {
       channel = MakePollingTransport(std::move(channel), [this] {
         // A worker that waits leaves the negotiation to the driver, and stops
         // if the engine is aborted.
-        return driver_lock_.IsMine() ? Poll() : failure();
+        return driver_lock_.IsMine() ? Poll() : failure_.Get();
       });
     }
     return channels;
   }
 
   int world_rank() const { return members_.world_ranks[rank()]; }
-
-  // Notes `reason`, unless it is OK or something has failed before.  It may be
-  // called on any thread.
-  void Fail(const absl::Status& reason) {
-    std::lock_guard<std::mutex> lock(failure_mutex_);
-    failure_.Update(reason);
-  }
-
-  absl::Status failure() {
-    std::lock_guard<std::mutex> lock(failure_mutex_);
-    return failure_;
-  }
 
   // Goes on to `state`, unless the engine is there already or further.
   void Enter(State state) {
@@ -172,9 +161,9 @@ class RingEngine final : public Engine {
     if (started_) return std::nullopt;
     const absl::StatusOr<bool> progressed =
         negotiator_.Progress({}, /*shutdown=*/false);
-    Fail(progressed.status());
-    Fail(process_set_.control->Progress());
-    if (failure().ok() && !*progressed) {
+    failure_.Update(progressed.status());
+    failure_.Update(process_set_.control->Progress());
+    if (failure_.Get().ok() && !*progressed) {
       return IdleWatch::Period(negotiator_.heartbeat_look());
     }
     lock.unlock();
@@ -187,7 +176,7 @@ class RingEngine final : public Engine {
   bool DriveBriefly() {
     if (!driver_lock_.TryLock()) return false;
     const bool is_done =
-        state_ != State::kOver && failure().ok() && RunSmallRequests();
+        state_ != State::kOver && failure_.Get().ok() && RunSmallRequests();
     driver_lock_.Unlock();
     return is_done;
   }
@@ -199,8 +188,8 @@ class RingEngine final : public Engine {
       if (!Poll().ok()) return false;
       if (!requests_.All(IsSmall)) return false;
       // The engine's thread meets this error again, and ends everything.
-      Fail(RunNext());
-      if (!failure().ok() || state_ == State::kOver) return false;
+      failure_.Update(RunNext());
+      if (!failure_.Get().ok() || state_ == State::kOver) return false;
       if (requests_.empty()) return !negotiator_.HasNext();
       if (std::chrono::steady_clock::now() >= end) return false;
     }
@@ -222,7 +211,7 @@ class RingEngine final : public Engine {
       if (next == Next::kAwaitWork) {
         // Look for a lost rank in each of these rare steps, because the GPU may
         // be waiting for it.
-        Fail(process_set_.control->Progress());
+        failure_.Update(process_set_.control->Progress());
       }
       if (state_ != State::kOver) status = Step();
       if (!status.ok() || state_ == State::kOver) break;
@@ -251,7 +240,7 @@ class RingEngine final : public Engine {
   void Conclude(absl::Status status) {
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
-      Fail(status);  // ends the waits of workers
+      failure_.Update(status);  // ends the waits of workers
       // Peers may be waiting for this rank, and buffers still be in flight.
       process_set_.control->Abort(status);
       lanes_.Abort(status);
@@ -298,15 +287,15 @@ class RingEngine final : public Engine {
   // here ends the engine, even if a caller that waits for a lane could do
   // without it.
   absl::Status Poll() {
-    Fail(PollAll());
-    return failure();
+    failure_.Update(PollAll());
+    return failure_.Get();
   }
 
   absl::Status PollAll() {
     // Lanes come first: work that a device has completed counts as complete,
     // whatever has failed since.
     TFRING_ASSIGN_OR_RETURN(const bool finished, lanes_.Poll());
-    TFRING_RETURN_IF_ERROR(failure());
+    TFRING_RETURN_IF_ERROR(failure_.Get());
     const Clock::time_point now = clock_.Now();
     std::vector<CollectiveRequest> added =
         requests_.Add(submissions_.Take(), now);
@@ -416,7 +405,7 @@ class RingEngine final : public Engine {
       TFRING_RETURN_IF_ERROR(Poll());
       WaitForLanes(lanes_.launched() > 0, backoff);
     }
-    return failure();  // A worker that has become idle may have failed.
+    return failure_.Get();  // A worker that has become idle may have failed.
   }
 
   // A worker wakes this thread, a device does not.
@@ -459,8 +448,7 @@ class RingEngine final : public Engine {
   const bool is_one_node_ = Layout::Of(*process_set_.control).nodes == 1;
   Submissions submissions_;
   std::mutex join_mutex_;
-  std::mutex failure_mutex_;
-  absl::Status failure_;
+  FirstError failure_;
   std::mutex start_mutex_;
   std::atomic<bool> started_{false};  // thread_; set under start_mutex_
 

@@ -25,6 +25,7 @@ std::string Text(const LinkCosts& link) {
 AdaptiveAllreduce::AdaptiveAllreduce(const RingContext& context,
                                      const Options& options, CostSource source)
     : context_(context),
+      by_plan_(context),
       layout_(Layout::Of(context.transport)),
       plans_(Plans(layout_, options.allreduce)),
       source_(options.deterministic ? CostSource::kTypical : source),
@@ -49,7 +50,7 @@ absl::Status AdaptiveAllreduce::Run(const RingBuffers& buffers) {
   TFRING_RETURN_IF_ERROR(Prepare());
   const AllreducePlan& plan = PlanFor(buffers);
   if (buffers.pieces.empty() || plan.algorithm == AllreduceAlgorithm::kRing) {
-    return RunPlan(plan, buffers);
+    return by_plan_.Run(plan, buffers);
   }
   // Only a ring reduces several pieces as one.
   for (const RingPiece& piece : buffers.pieces) {
@@ -58,7 +59,7 @@ absl::Status AdaptiveAllreduce::Run(const RingBuffers& buffers) {
     alone.input = piece.input;
     alone.output = piece.output;
     alone.count = piece.count;
-    TFRING_RETURN_IF_ERROR(RunPlan(PlanFor(alone), alone));
+    TFRING_RETURN_IF_ERROR(by_plan_.Run(PlanFor(alone), alone));
   }
   return absl::OkStatus();
 }
@@ -80,7 +81,7 @@ absl::Status AdaptiveAllreduce::RunStaged(const RingBuffers& buffers,
     block.count = std::min(stage_count, buffers.count - first);
     staging.Load({first, block.count}, stage.data());
     TFRING_RETURN_IF_ERROR(context_.kernels.Synchronize());
-    TFRING_RETURN_IF_ERROR(RunPlan(plan, block));
+    TFRING_RETURN_IF_ERROR(by_plan_.Run(plan, block));
     staging.Store({first, block.count}, stage.data());
     TFRING_RETURN_IF_ERROR(context_.kernels.Synchronize());
   }
@@ -93,8 +94,8 @@ const AllreducePlan& AdaptiveAllreduce::PlanFor(
                  buffers.count * SizeInBytes(buffers.dtype));
 }
 
-absl::Status AdaptiveAllreduce::RunPlan(const AllreducePlan& plan,
-                                        const RingBuffers& buffers) {
+absl::Status AllreduceByPlan::Run(const AllreducePlan& plan,
+                                  const RingBuffers& buffers) {
   switch (plan.algorithm) {
     case AllreduceAlgorithm::kRecursiveDoubling:
       return RecursiveDoublingAllreduce(context_, buffers);

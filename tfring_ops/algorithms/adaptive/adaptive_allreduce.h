@@ -19,6 +19,22 @@
 
 namespace tfring {
 
+// An allreduce by any plan.
+class AllreduceByPlan {
+ public:
+  // REQUIRES: `context` outlives this.
+  explicit AllreduceByPlan(const RingContext& context) : context_(context) {}
+
+  // output = reduction of every rank's input, bit-identical on every rank.
+  // Collective: every rank gives the same plan.
+  // REQUIRES: `buffers` has no pieces.
+  absl::Status Run(const AllreducePlan& plan, const RingBuffers& buffers);
+
+ private:
+  const RingContext& context_;
+  std::map<std::vector<int>, std::unique_ptr<RingGrid>> grids_;  // by shape
+};
+
 // The source of the costs that the choice is based on.
 enum class CostSource {
   // Measured at the first allreduce: two runs may choose differently.
@@ -52,18 +68,16 @@ class AdaptiveAllreduce {
  private:
   absl::Status Prepare();
   const AllreducePlan& PlanFor(const RingBuffers& buffers) const;
-  // REQUIRES: `buffers` has no pieces.
-  absl::Status RunPlan(const AllreducePlan& plan, const RingBuffers& buffers);
   std::string Description() const;
 
   const RingContext& context_;
+  AllreduceByPlan by_plan_;
   const Layout layout_;
   const std::vector<AllreducePlan> plans_;
   const CostSource source_;
   const bool verbose_;
   bool is_prepared_ = false;
   Costs costs_;
-  std::map<std::vector<int>, std::unique_ptr<RingGrid>> grids_;  // by shape
 };
 
 }  // namespace tfring
