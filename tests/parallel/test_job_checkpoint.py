@@ -150,14 +150,15 @@ def test_it_goes_on_with_the_same_bits(
     cut = shared_path / "cut"
     assert train(cut, rank, kind, cut_off=cut_off, **options) is None
     tfring.barrier()
-    newest = max(cut.glob("*/manifest.json")).parent
-    if rank == 0 and newest.name[-1] > "2":
-        (newest / "part-00000.index").unlink()
+    # None may be complete, if the first had been begun just before the end.
+    manifests = sorted(cut.glob("*/manifest.json"))
+    if rank == 0 and len(manifests) > 1:
+        (manifests[-1].parent / "part-00000.index").unlink()
     tfring.barrier()
     values, history = train(cut, rank, kind, **options)
     assert history == whole[1]
     assert values == whole[0]
-    if rank == 0 and newest.name[-1] > "2":
+    if rank == 0 and len(manifests) > 1:
         assert "part-00000.index is missing" in caplog.text
 
 
