@@ -70,8 +70,8 @@ TEST(StatisticsTest, ExposedIsWhatRunsWhileSomethingWaits) {
   statistics.EndWait(140);  // to here
   statistics.EndBucket(150, 8);
   statistics.BeginWait(160);
-  statistics.AddNegotiation(30);
-  statistics.AddNegotiation(12);
+  statistics.AddNegotiation("a", 30);
+  statistics.AddNegotiation("a", 12);
   statistics.AddStall();
   const Statistics::Totals totals = statistics.totals(200);
   EXPECT_EQ(totals.requests, 2);
@@ -84,6 +84,27 @@ TEST(StatisticsTest, ExposedIsWhatRunsWhileSomethingWaits) {
   EXPECT_EQ(totals.stalls, 1);
 }
 
+TEST(StatisticsTest, AStepEndsWhenANameComesAgain) {
+  Statistics statistics;
+  for (const char* name : {"a", "b", "c", "a", "b", "once", "c", "b", "a"}) {
+    statistics.AddNegotiation(name, 1);
+  }
+  EXPECT_EQ(statistics.totals(0).steps, 2);
+  for (int i = 0; i < 20'000; ++i) {
+    statistics.AddNegotiation(std::to_string(i), 1);
+  }
+  EXPECT_EQ(statistics.totals(0).steps, 2);
+}
+
+TEST(StatisticsTest, WhatRunsWhenNothingIsCountedIsForgotten) {
+  Statistics statistics;
+  statistics.BeginBucket(10);
+  statistics.BeginWait(20);
+  statistics.Forget(30);
+  EXPECT_EQ(statistics.totals(40).running_ns, 20);
+  EXPECT_EQ(statistics.totals(40).exposed_ns, 10);
+}
+
 TEST(StatisticsTest, WhatHadBegunBeforeDoesNoHarm) {
   Statistics statistics;
   statistics.EndBucket(10, 1);
@@ -93,6 +114,23 @@ TEST(StatisticsTest, WhatHadBegunBeforeDoesNoHarm) {
   const Statistics::Totals totals = statistics.totals(40);
   EXPECT_EQ(totals.running_ns, 10);
   EXPECT_EQ(totals.exposed_ns, 10);
+}
+
+TEST(TimelineTest, CountsUntilItIsStoppedAsOftenAsStarted) {
+  Timeline& timeline = Timeline::Global();
+  const auto counts = [&] {
+    const int64_t before = timeline.totals().stalls;
+    timeline.CountStall();
+    return timeline.totals().stalls > before;
+  };
+  timeline.StartCounting();
+  timeline.StartCounting();
+  timeline.StopCounting();
+  EXPECT_TRUE(counts());
+  EXPECT_NE(timeline.Now(), 0);
+  timeline.StopCounting();
+  EXPECT_FALSE(counts());
+  EXPECT_EQ(timeline.Now(), 0);
 }
 
 TEST(TimelineTest, WhatIsTooMuchIsCounted) {

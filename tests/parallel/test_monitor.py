@@ -273,7 +273,9 @@ def scalars_of(folder):
 def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
     """The last rank is late by 2 s in each of four steps."""
     late = rank == size - 1
-    totals = tfring.Statistics(0, 0.0, 0, 0, 0.0, 0.0, 0, 0, {}, {})
+    totals = tfring.Statistics(
+        0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, {}, {}, 0.0
+    )
     monkeypatch.setattr(monitor, "current", lambda: totals)
     now = 0.0
     callback = tfring.callbacks.MonitorCallback(tmp_path / "logs")
@@ -293,6 +295,7 @@ def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
         exposed_seconds=2.0,
         waits=4,
         stalls=int(not late),
+        input_seconds=2.0 * late,
     )
     callback.on_epoch_end(0)
     callback.on_train_end()
@@ -306,4 +309,6 @@ def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
             "generation": monitor.generation(),
             **{f"late_seconds/rank_{r}": 0.0 for r in range(size - 1)},
             f"late_seconds/rank_{size - 1}": 2.0 if size > 1 else 0.0,
+            **{f"input_seconds/rank_{r}": 0.0 for r in range(size - 1)},
+            f"input_seconds/rank_{size - 1}": 0.5,
         }

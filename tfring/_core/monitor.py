@@ -18,9 +18,10 @@ from tfring._core.errors import NotInitializedError
 class Statistics:
     """Figures of this rank, which only grow: see `tfring.statistics`.
 
-    The bytes sent are counted from the begin of the process. The other figures
-    are counted from the first call of `tfring.statistics` on, or from `init`
-    with the setting `TFRING_METRICS_PORT`.
+    The bytes sent and the waits for input are counted from the begin of the
+    process. The other figures are counted from the first call of
+    `tfring.statistics` on, or from `init` with the setting
+    `TFRING_METRICS_PORT`.
 
     Attributes:
         requests: Collectives that the ranks have agreed on.
@@ -32,6 +33,9 @@ class Statistics:
         exposed_seconds: The part of it while an operation waited for a result.
         waits: How often an operation waited for a result.
         stalls: Reports of a collective that some ranks have not called.
+        steps: How often the name of a collective has come again. A step is
+            what lies in between: so it is the number of steps, in a training
+            that reduces each gradient once.
         sent_bytes: By kind, the bytes that this rank has sent to other ranks:
             "allreduce", "allgather", "broadcast", "reducescatter", "alltoall",
             "adasum", and "control" for the ranks' negotiation, heartbeats and
@@ -39,6 +43,9 @@ class Statistics:
             Headers of the network are not counted, nor are the bytes that NCCL
             or CUDA IPC moves between GPUs.
         sent_bytes_between_machines: The part of `sent_bytes` to other machines.
+        input_seconds: The time in iterators of `tf.data`, which `fit` reads
+            arrays and `PyDataset` by, too: how long training has waited for its
+            input.
     """
 
     requests: int
@@ -49,8 +56,10 @@ class Statistics:
     exposed_seconds: float
     waits: int
     stalls: int
+    steps: int
     sent_bytes: Mapping[str, int]
     sent_bytes_between_machines: Mapping[str, int]
+    input_seconds: float
 
 
 # Steps of training, and their seconds.
@@ -61,8 +70,13 @@ _server: Server | None = None
 
 
 def start_counting() -> None:
-    """Makes the engines count from now until the process ends."""
+    """Makes the engines count until `stop_counting` is called as often."""
     native.capi().tfring_statistics_start()
+
+
+def stop_counting() -> None:
+    """Takes one call of `start_counting` back."""
+    native.capi().tfring_statistics_stop()
 
 
 def statistics() -> Statistics:
@@ -102,7 +116,7 @@ def current() -> Statistics:
     text = native.capi().tfring_statistics().decode()
     totals, *kinds = [line.split("\t") for line in text.splitlines()]
     requests, negotiate_ns, buckets, tensor_bytes, *rest = map(int, totals)
-    running_ns, exposed_ns, waits, stalls = rest
+    running_ns, exposed_ns, waits, stalls, steps = rest
     sent: dict[str, int] = {}
     between: dict[str, int] = {}
     for kind, within_bytes, between_bytes in kinds:
@@ -118,8 +132,10 @@ def current() -> Statistics:
         exposed_ns / 1e9,
         waits,
         stalls,
+        steps,
         sent,
         between,
+        native.capi().tfring_input_seconds(),
     )
 
 
@@ -177,6 +193,7 @@ _COUNTERS = {
         "The part of it in which an operation waited for a result."
     ),
     "stalls": "Reports of a collective that some ranks have not called.",
+    "input_seconds": "Time in which training waited for its input.",
 }
 
 

@@ -18,6 +18,7 @@ from tfring._ops.process_set_registry import (
     add_process_set,
     add_unless_known,
 )
+from tfring._ops.stragglers import watch_where_asked
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -93,6 +94,7 @@ def init(
     try:
         if is_new:
             monitor.serve_where_asked()
+            watch_where_asked()
         for process_set in process_sets:
             add(process_set)
     except Exception:

@@ -19,8 +19,9 @@ class MonitorCallback(keras.callbacks.Callback):
     At the end of each epoch rank 0 writes scalars to `log_dir`: the time of a
     step on the slowest rank, the bytes that a rank has brought to collectives
     in a step, how much of their time nothing waited for them (overlap), how
-    long ranks have waited for each rank in a step (late), reports of stalls,
-    and how often the job has started again without a lost rank (generation).
+    late each rank has come to a collective on average, how long it has waited
+    for its input in a step, reports of stalls, and how often the job has
+    started again without a lost rank (generation).
 
     Each rank counts its steps and their time for Prometheus, too, which finds
     them where `TFRING_METRICS_PORT` says. Figures of the engine are counted
@@ -89,7 +90,9 @@ def _figures() -> dict[str, float]:
     return {
         "steps": steps,
         "step_seconds": step_seconds,
+        "requests": totals.requests,
         "negotiation_seconds": totals.negotiation_seconds,
+        "input_seconds": totals.input_seconds,
         "tensor_bytes": totals.tensor_bytes,
         "running_seconds": totals.running_seconds,
         "exposed_seconds": totals.exposed_seconds,
@@ -103,7 +106,10 @@ def _scalars(everyones: list[dict[str, float]]) -> dict[str, float]:
     def in_a_step(value: float, of_rank: dict[str, float]) -> float:
         return value / max(of_rank["steps"], 1)
 
-    longest = max(each["negotiation_seconds"] for each in everyones)
+    waits = [
+        each["negotiation_seconds"] / max(each["requests"], 1)
+        for each in everyones
+    ]
     running = sum(each["running_seconds"] for each in everyones)
     exposed = sum(each["exposed_seconds"] for each in everyones)
     scalars = {
@@ -118,6 +124,8 @@ def _scalars(everyones: list[dict[str, float]]) -> dict[str, float]:
         "generation": float(monitor.generation()),
     }
     for rank, each in enumerate(everyones):
-        late = longest - each["negotiation_seconds"]
-        scalars[f"late_seconds/rank_{rank}"] = in_a_step(late, each)
+        scalars[f"late_seconds/rank_{rank}"] = max(waits) - waits[rank]
+        scalars[f"input_seconds/rank_{rank}"] = in_a_step(
+            each["input_seconds"], each
+        )
     return scalars

@@ -124,7 +124,11 @@ const char* tfring_timeline_stop() {
 }
 
 void tfring_statistics_start() {
-  tfring::RunAnyway([] { tfring::Timeline::Global().Count(); });
+  tfring::RunAnyway([] { tfring::Timeline::Global().StartCounting(); });
+}
+
+void tfring_statistics_stop() {
+  tfring::RunAnyway([] { tfring::Timeline::Global().StopCounting(); });
 }
 
 const char* tfring_statistics() {
@@ -132,7 +136,7 @@ const char* tfring_statistics() {
     const tfring::Statistics::Totals t = tfring::Timeline::Global().totals();
     const int64_t totals[] = {t.requests, t.negotiate_ns, t.buckets,
                               t.bytes,    t.running_ns,   t.exposed_ns,
-                              t.waits,    t.stalls};
+                              t.waits,    t.stalls,       t.steps};
     std::string lines = absl::StrJoin(totals, "\t");
     const auto add = [&](const char* name, tfring::MessageKind kind) {
       const tfring::SentBytes sent = tfring::SentBytesOf(kind);

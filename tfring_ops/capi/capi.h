@@ -80,8 +80,10 @@ TFRING_EXPORT void tfring_timeline_start(int32_t mark_responses);
 // until the same thread's next call.
 TFRING_EXPORT const char* tfring_timeline_stop();
 
-// Starts to add up the engines' work.  It cannot be stopped.
+// Adds up the engines' work until tfring_statistics_stop has been called as
+// often as this.
 TFRING_EXPORT void tfring_statistics_start();
+TFRING_EXPORT void tfring_statistics_stop();
 
 // Returns a line with the fields of Statistics::Totals (engine/statistics.h),
 // in their order, and a line for each kind of messages: its name, and the bytes
@@ -89,6 +91,9 @@ TFRING_EXPORT void tfring_statistics_start();
 // began, separated by tabs.  Some kinds share a name.  The text is valid until
 // the same thread's next call.
 TFRING_EXPORT const char* tfring_statistics();
+
+// Returns for how many seconds this process has waited in iterators of tf.data.
+TFRING_EXPORT double tfring_input_seconds();
 
 // Describes the GPUs, which are found by trying them: a line for each fact,
 // with its name, a tab and the rest in words.  The text is valid until the same

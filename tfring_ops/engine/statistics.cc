@@ -1,8 +1,14 @@
 #include "tfring_ops/engine/statistics.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace tfring {
+namespace {
+
+constexpr size_t kMostNames = 10'000;
+
+}  // namespace
 
 void Statistics::BeginBucket(int64_t now_ns) {
   AdvanceTo(now_ns);
@@ -28,9 +34,19 @@ void Statistics::EndWait(int64_t now_ns) {
   ++totals_.waits;
 }
 
-void Statistics::AddNegotiation(int64_t duration_ns) {
+void Statistics::AddNegotiation(const std::string& name, int64_t duration_ns) {
   ++totals_.requests;
   totals_.negotiate_ns += duration_ns;
+  // Names that never come again do not fill the memory.
+  if (names_.size() >= kMostNames) names_.clear();
+  if (names_.insert(name).second) return;
+  ++totals_.steps;
+  names_ = {name};
+}
+
+void Statistics::Forget(int64_t now_ns) {
+  AdvanceTo(now_ns);
+  running_ = waiting_ = 0;
 }
 
 Statistics::Totals Statistics::totals(int64_t now_ns) {

@@ -6,6 +6,8 @@
 #define TFRING_OPS_ENGINE_STATISTICS_H_
 
 #include <cstdint>
+#include <string>
+#include <unordered_set>
 
 namespace tfring {
 
@@ -24,6 +26,9 @@ class Statistics {
     int64_t waits = 0;  // How often an operation waited for its request.
     // Reports of requests that some ranks have not submitted.
     int64_t stalls = 0;
+    // How often a name has come again: a step is what lies in between, so that
+    // a training whose step reduces each gradient once counts its steps.
+    int64_t steps = 0;
   };
 
   // Times are of std::chrono::steady_clock.
@@ -31,8 +36,11 @@ class Statistics {
   void EndBucket(int64_t now_ns, int64_t bytes);
   void BeginWait(int64_t now_ns);
   void EndWait(int64_t now_ns);
-  void AddNegotiation(int64_t duration_ns);
+  void AddNegotiation(const std::string& name, int64_t duration_ns);
   void AddStall() { ++totals_.stalls; }
+
+  // From now on nothing runs and nothing waits.
+  void Forget(int64_t now_ns);
 
   // Includes the collectives that run at `now_ns`.
   Totals totals(int64_t now_ns);
@@ -44,6 +52,7 @@ class Statistics {
   int running_ = 0;
   int waiting_ = 0;
   int64_t since_ns_ = 0;
+  std::unordered_set<std::string> names_;  // of requests of this step
 };
 
 }  // namespace tfring

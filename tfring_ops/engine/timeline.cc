@@ -44,14 +44,22 @@ Timeline::Recording Timeline::Stop() {
   std::lock_guard<std::mutex> lock(mutex_);
   records_ = false;
   mark_responses_ = false;
-  looks_ = counts_;
+  looks_ = counters_ > 0;
   return std::exchange(recording_, Recording());
 }
 
-void Timeline::Count() {
+void Timeline::StartCounting() {
   std::lock_guard<std::mutex> lock(mutex_);
-  counts_ = true;
+  ++counters_;
   looks_ = true;
+}
+
+void Timeline::StopCounting() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  --counters_;
+  looks_ = records_ || counters_ > 0;
+  // What runs now may end while nothing is counted.
+  if (counters_ == 0) statistics_.Forget(Clock());
 }
 
 Statistics::Totals Timeline::totals() {
@@ -61,7 +69,7 @@ Statistics::Totals Timeline::totals() {
 
 void Timeline::CountStall() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (counts_) statistics_.AddStall();
+  if (counters_ > 0) statistics_.AddStall();
 }
 
 int64_t Timeline::Now() const {
@@ -79,13 +87,13 @@ int64_t Timeline::BeginWait() {
   const int64_t now = Now();
   if (now == 0) return 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (counts_) statistics_.BeginWait(now);
+  if (counters_ > 0) statistics_.BeginWait(now);
   return now;
 }
 
 void Timeline::BeginBucket(int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (counts_) statistics_.BeginBucket(now_ns);
+  if (counters_ > 0) statistics_.BeginBucket(now_ns);
 }
 
 void Timeline::RecordWait(const std::string& name, int process_set,
@@ -106,13 +114,13 @@ void Timeline::Record(Event event) {
   std::lock_guard<std::mutex> lock(mutex_);
   // It may have stopped, and begun anew, since.
   if (event.end_ns == 0) return;
-  if (counts_) {
+  if (counters_ > 0) {
     if (event.phase == Phase::kBucket) {
       statistics_.EndBucket(event.end_ns, event.bytes);
     } else if (event.phase == Phase::kWait) {
       statistics_.EndWait(event.end_ns);
     } else if (event.phase == Phase::kNegotiate) {
-      statistics_.AddNegotiation(event.end_ns - event.begin_ns);
+      statistics_.AddNegotiation(event.name, event.end_ns - event.begin_ns);
     }
   }
   if (!records_) return;

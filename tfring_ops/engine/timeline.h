@@ -1,5 +1,5 @@
 // Records when this process's engines do what: from Start to Stop for a picture
-// (tfring/timeline/), and from Count on as sums for a monitor.
+// (tfring/timeline/), and as sums for a monitor.
 //
 // Thread-safe.  A process has one timeline, so that the engines of all process
 // sets, and the operations that wait for them, share one clock and one picture.
@@ -76,8 +76,9 @@ class Timeline {
   // Stops recording, and returns what was recorded since Start.
   Recording Stop();
 
-  // Adds up all events from now on, until the process ends.
-  void Count();
+  // Adds up all events until StopCounting has been called as often as this.
+  void StartCounting();
+  void StopCounting();
   Statistics::Totals totals();
   // Counts a report of a request that some ranks have not submitted.
   void CountStall();
@@ -106,7 +107,7 @@ class Timeline {
   std::mutex mutex_;
   // mutex_ guards the members below.
   bool records_ = false;
-  bool counts_ = false;
+  int counters_ = 0;  // calls of StartCounting without one of StopCounting
   Recording recording_;
   Statistics statistics_;
 };

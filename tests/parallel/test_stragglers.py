@@ -1,0 +1,84 @@
+"""A rank that the others wait for is named while they train."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+pytestmark = pytest.mark.usefixtures("several_ranks")
+
+SLOW_SECONDS = 0.05
+MOST_STEPS = 600
+
+
+@pytest.fixture
+def looks_each_second(monkeypatch, rank):
+    """A job of the same ranks that compares them each second."""
+    tfring.shutdown()
+    if rank == 0:  # Its settings are those of all.
+        monkeypatch.setenv("TFRING_STRAGGLERS", "1")
+    tfring.init()
+    yield
+    monkeypatch.undo()
+    tfring.shutdown()
+    tfring.init()
+
+
+def dataset(seconds):
+    """Returns rows that come so many seconds one after the other."""
+
+    def rows():
+        while True:
+            time.sleep(seconds)
+            yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+    return tf.data.Dataset.from_generator(
+        rows,
+        output_signature=(tf.TensorSpec((4, 3)), tf.TensorSpec((4, 1))),
+    )
+
+
+class Until(keras.callbacks.Callback):
+    """Ends a training when a condition holds; and keeps this rank."""
+
+    def __init__(self, condition, seconds):
+        super().__init__()
+        self.condition, self.seconds = condition, seconds
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(self.seconds)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.condition():
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("cause", ["input", "computation"])
+def test_a_slow_rank_is_named(
+    rank, size, caplog, looks_each_second, cause, jit_compile
+):
+    slow = SLOW_SECONDS * (rank == size - 1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(
+        tfring.DistributedOptimizer("sgd"), "mse", jit_compile=jit_compile
+    )
+    model.fit(
+        dataset(slow * (cause == "input")),
+        steps_per_epoch=MOST_STEPS,
+        verbose=0,
+        callbacks=[
+            tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+            Until(
+                lambda: "is behind" in caplog.text,
+                slow * (cause == "computation"),
+            ),
+        ],
+    )
+    if rank == 0:
+        assert f"rank {size - 1} (" in caplog.text
+        assert f"its {cause}" in caplog.text
