@@ -12,7 +12,8 @@ GUARDS = ("RunAsCStatus", "RunAsText", "RunAnyway", "RunOr")
 
 def _bodies():
     """Returns the exported functions and their bodies."""
-    text = "".join(path.read_text() for path in sorted(CAPI.glob("*.cc")))
+    paths = [*CAPI.glob("*.cc"), ROOT / "tfring_ops/tf/input_time.cc"]
+    text = "".join(path.read_text() for path in sorted(paths))
     functions = r"^[\w* ]+?\b(tfring_\w+)\([^{;]*\) \{\n(.*?)^\}"
     return dict(re.findall(functions, text, re.MULTILINE | re.DOTALL))
 

@@ -93,6 +93,7 @@ TFRING_EXPORT void tfring_statistics_stop();
 TFRING_EXPORT const char* tfring_statistics();
 
 // Returns for how many seconds this process has waited in iterators of tf.data.
+// Defined in tf/input_time.cc, as only that layer knows TensorFlow.
 TFRING_EXPORT double tfring_input_seconds();
 
 // Describes the GPUs, which are found by trying them: a line for each fact,

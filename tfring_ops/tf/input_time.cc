@@ -1,8 +1,9 @@
-// How long this process's training has waited for its input.
+// How long this process's training has waited for its input: a function of the
+// C API.
+#include "tensorflow/core/lib/monitoring/collected_metrics.h"
+#include "tensorflow/core/lib/monitoring/collection_registry.h"
 #include "tfring_ops/capi/c_status.h"
 #include "tfring_ops/capi/capi.h"
-#include "xla/tsl/lib/monitoring/collected_metrics.h"
-#include "xla/tsl/lib/monitoring/collection_registry.h"
 
 namespace {
 
@@ -14,10 +15,11 @@ constexpr char kMetric[] = "/tensorflow/data/getnext_duration";
 
 double tfring_input_seconds() {
   return tfring::RunOr(0.0, [] {
-    tsl::monitoring::CollectionRegistry::CollectMetricsOptions options;
+    tensorflow::monitoring::CollectionRegistry::CollectMetricsOptions options;
     options.collect_metric_descriptors = false;
     const auto metrics =
-        tsl::monitoring::CollectionRegistry::Default()->CollectMetrics(options);
+        tensorflow::monitoring::CollectionRegistry::Default()->CollectMetrics(
+            options);
     const auto found = metrics->point_set_map.find(kMetric);
     double microseconds = 0;
     if (found != metrics->point_set_map.end()) {
