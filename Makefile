@@ -281,7 +281,8 @@ ENGINES_VENV := build/engines-venv
 $(ENGINES_VENV)/.ready: | build
 	$(BIN)/python -m venv $(ENGINES_VENV)
 	$(ENGINES_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
-	  pyspark==4.3.0 ray==2.60.0 cloudpickle==3.1.3 pytest==9.2.0 pytest-timeout==2.4.0
+	  pyspark==4.3.0 "ray[data]==2.60.0" pyarrow==26.0.0 cloudpickle==3.1.3 \
+	  pytest==9.2.0 pytest-timeout==2.4.0
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
 	  $$($(ENGINES_VENV)/bin/python -c \
 	  "import sysconfig; print(sysconfig.get_path('purelib'))")/tensorflow.pth

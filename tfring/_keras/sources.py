@@ -10,11 +10,19 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A `PyDataset` whose batches are others in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the batches of an epoch from now on."""
 
 
 class Rest(NamedTuple):
@@ -153,6 +161,8 @@ def numbered(
 
     def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
         order = _order(int(count), seed, epoch)[taken:]
+        if isinstance(batches, HasEpochs):
+            batches.set_epoch(epoch)
         return Rest(
             len(order) // size,
             lambda step: batches[int(order[step * size + rank])],

@@ -1,6 +1,7 @@
 """Data for ranks: a dataset's shares, and tf.data's service.
 
-`shard` gives each rank its part of a dataset. `compute_service` and
+`shard` gives each rank its part of a dataset, and `parquet` its rows of Parquet
+files. `compute_service` and
 `compute_worker` have processes of their own prepare it, as Horovod's modules of
 these names do.
 """
@@ -8,6 +9,7 @@ these names do.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfring.data.parquet_rows import parquet as parquet
 from tfring.data.sharding import shard as shard
 
 if TYPE_CHECKING:

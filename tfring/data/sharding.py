@@ -127,16 +127,16 @@ def shard(
     if seed is not None:
         buffer_size = _checked_buffer_size(buffer_size, cardinality)
         dataset = _shuffle(dataset, buffer_size, seed)
-    _check_same(
-        {
-            "cardinality": _cardinality_name(cardinality),
-            "seed": seed if seed is None else int(seed),
-            "remainder": remainder,
-            "buffer_size": buffer_size,
-            "skip": int(skip),
-        },
-        order,
-    )
+    arguments = {
+        "cardinality": _cardinality_name(cardinality),
+        "seed": seed if seed is None else int(seed),
+        "remainder": remainder,
+        "buffer_size": buffer_size,
+        "skip": int(skip),
+    }
+    orders = gather_same("shard", arguments, order)
+    if len(orders) > 1:
+        _check_orders(orders)
     if skip > 0:
         dataset = dataset.skip(skip)
         if cardinality >= 0:
@@ -237,18 +237,26 @@ def _cardinality_name(cardinality: int) -> str | int:
     }.get(cardinality, cardinality)
 
 
-def _check_same(arguments: dict[str, Any], order: dict[str, Any]) -> None:
-    everyones = gather_json([arguments, order], name="shard")
+def gather_same(
+    function: str, arguments: dict[str, Any], more: Any = None
+) -> list[Any]:
+    """Returns what more each rank has; all must have the same arguments.
+
+    Collective.
+
+    Raises:
+        ValueError: The ranks have different arguments.
+    """
+    everyones = gather_json([arguments, more], name=function)
     first, _ = everyones[0]
     for rank, (others, _) in enumerate(everyones):
         if others != first:
             raise ValueError(
-                "shard: the ranks have different datasets or arguments, and "
+                f"{function}: the ranks have different data or arguments, and "
                 f"so would have elements in common. Rank 0 has {first}; "
                 f"rank {rank} has {others}. Give every rank the same."
             )
-    if len(everyones) > 1:
-        _check_orders([order for _, order in everyones])
+    return [more for _, more in everyones]
 
 
 def _check_orders(of_rank: Sequence[dict[str, Any]]) -> None:
