@@ -12,11 +12,13 @@ _LONGEST_SECONDS = 366 * 24 * 3600.0
 _ENDPOINT = re.compile(r"(?:(?:\[([^\[\]\s]+)\]|([^\[\]:\s]+)):)?([0-9]{1,5})")
 
 
-def seconds(variable: str, default: float) -> float:
-    """Reads a time limit, or the default where it is unset; 0 is never.
+def seconds(variable: str, default: float, *, takes_zero: bool = True) -> float:
+    """Reads a time limit in seconds, or the default where it is unset.
+
+    With `takes_zero`, 0 means that there is no limit.
 
     Raises:
-        ValueError: It is no number, or out of bounds.
+        ValueError: The setting is no number, or is out of bounds.
     """
     text = os.environ.get(variable, "")
     if not text:
@@ -25,10 +27,11 @@ def seconds(variable: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= _LONGEST_SECONDS:
+    if not 0 <= value <= _LONGEST_SECONDS or (value == 0 and not takes_zero):
+        least = "0 for never" if takes_zero else "above 0"
         raise ValueError(
             f"{variable}='{text}' must be a number of seconds up to "
-            f"{_LONGEST_SECONDS:.0f}, 0 for never."
+            f"{_LONGEST_SECONDS:.0f}, {least}."
         )
     return value
 

@@ -67,46 +67,7 @@ def parser(version: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "-v", "--version", action="version", version=f"tfringrun {version}"
     )
-    parser.add_argument(
-        "-np",
-        "-n",
-        "--num-proc",
-        dest="ranks",
-        type=_positive,
-        metavar="N",
-        help="number of ranks; by default one for each slot of the hosts",
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "-H",
-        "--hosts",
-        type=_hosts,
-        metavar="HOST:SLOTS,...",
-        help="machines and how many ranks each takes: node1:4,node2:4",
-    )
-    where.add_argument(
-        "-hostfile",
-        "--hostfile",
-        type=Path,
-        metavar="FILE",
-        help="the same as a file with a line for each: 'node1 slots=4'",
-    )
-    parser.add_argument(
-        "-x",
-        dest="exports",
-        action="append",
-        default=[],
-        type=_variable,
-        metavar="NAME[=VALUE]",
-        help="give all ranks this environment variable, with this shell's "
-        "value or the one here; may be repeated",
-    )
-    parser.add_argument(
-        "--elastic",
-        action="store_true",
-        help="do not end the job when ranks or machines are lost: "
-        "tfring.elastic.run goes on with the others, and new ones join",
-    )
+    _add_ranks(parser)
     _add_elastic(parser)
     parser.add_argument(
         "--grace",
@@ -147,7 +108,51 @@ def parser(version: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which ranks there are, and where."""
+    parser.add_argument(
+        "-np",
+        "-n",
+        "--num-proc",
+        dest="ranks",
+        type=_positive,
+        metavar="N",
+        help="number of ranks; by default one for each slot of the hosts",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "-H",
+        "--hosts",
+        type=_hosts,
+        metavar="HOST:SLOTS,...",
+        help="machines and how many ranks each takes: node1:4,node2:4",
+    )
+    where.add_argument(
+        "-hostfile",
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="the same as a file with a line for each: 'node1 slots=4'",
+    )
+    parser.add_argument(
+        "-x",
+        dest="exports",
+        action="append",
+        default=[],
+        type=_variable,
+        metavar="NAME[=VALUE]",
+        help="give all ranks this environment variable, with this shell's "
+        "value or the one here; may be repeated",
+    )
+
+
 def _add_elastic(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="do not end the job when ranks or machines are lost: "
+        "tfring.elastic.run goes on with the others, and new ones join",
+    )
     group = parser.add_argument_group(
         "elastic jobs",
         "With --elastic. The ranks use no MPI.",

@@ -65,15 +65,26 @@ def make(
     exported: Sequence[str],
     slots_per_task: int | None = None,
 ) -> ElasticJob:
-    """Returns a job as `tfringrun --elastic` was told to run it.
+    """Returns the job that `tfringrun --elastic` was told to run.
 
-    `ranks` is `-np`, for how many the first generation waits. By default there
-    may be a worker for each slot. `slots_per_task` is how many workers this
-    machine takes where others come by themselves, and None where none does.
+    Args:
+        command: The program and its arguments.
+        ranks: `-np`: how many workers the first generation waits for.
+        minimum: The fewest workers that train.
+        maximum: The most; None: one for each slot.
+        spares: How many more workers wait to take a lost one's place.
+        hosts: The machines of `-H`; none for this machine, or for `script`.
+        script: The program that prints the hosts; "" for none.
+        environment: The environment of workers on this machine.
+        exported: The names of variables that other machines need.
+        slots_per_task: How many workers this machine takes if each machine has
+            a task that joins by itself; None if it has none.
 
     Raises:
-        ValueError: The numbers contradict one another, or a setting is none.
+        ValueError: The numbers contradict one another, or a setting is invalid.
     """
+    may_grow = bool(script) or slots_per_task is not None
+    _check_counts(ranks, minimum, maximum)
     if slots_per_task is not None:
         if script or hosts:
             raise ValueError(
@@ -82,39 +93,15 @@ def make(
                 "--host-discovery-script."
             )
         hosts = [_this_machine(slots_per_task)]
-    may_grow = bool(script) or slots_per_task is not None
-    if script and hosts:
-        raise ValueError(
-            "--host-discovery-script and -H or --hostfile: pass one of them."
-        )
-    if script and shutil.which(script) is None:
-        raise ValueError(
-            f"--host-discovery-script {script}: there is no such program. Is "
-            "it executable, and its path right, as in ./hosts.sh?"
-        )
-    if maximum is not None and maximum < minimum:
-        raise ValueError(f"--max-np {maximum} is less than {minimum} workers.")
-    if ranks is not None and not (minimum <= ranks <= (maximum or math.inf)):
-        raise ValueError(
-            f"-np {ranks} is not between --min-np {minimum} and --max-np "
-            f"{maximum}."
-        )
-    if not hosts and not script:
+    elif script:
+        _check_script(script, hosts)
+    elif not hosts:
         slots = maximum or ranks
         if slots is None:
             raise ValueError("how many workers? Pass --max-np N or -np N.")
         hosts = [_this_machine(slots + spares)]
-    slots = sum(host.slots for host in hosts)
-    if not may_grow and slots < minimum:
-        raise ValueError(
-            f"the hosts have {slots} slots in all, and the job needs at least "
-            f"{minimum} workers."
-        )
-    if not may_grow and ranks is not None and slots < ranks + spares:
-        raise ValueError(
-            f"the hosts have {slots} slots in all, for -np {ranks} workers and "
-            f"{spares} spare ones."
-        )
+    if not may_grow:
+        _check_slots(hosts, ranks, minimum, spares)
     return ElasticJob(
         command=command,
         hosts=hosts,
@@ -123,12 +110,12 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
-            replacement_seconds=_seconds(
-                "TFRING_ELASTIC_TIMEOUT_SECONDS", Limits.replacement_seconds
+            replacement_seconds=settings.seconds(
+                "TFRING_ELASTIC_TIMEOUT_SECONDS",
+                Limits.replacement_seconds,
+                takes_zero=False,
             ),
-            ready_seconds=_seconds(
-                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
-            ),
+            ready_seconds=_ready_seconds(),
             may_grow=may_grow,
         ),
         script=script,
@@ -137,6 +124,44 @@ def make(
         silence_seconds=silence_seconds(),
         interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
     )
+
+
+def _check_counts(ranks: int | None, minimum: int, maximum: int | None) -> None:
+    if maximum is not None and maximum < minimum:
+        raise ValueError(f"--max-np {maximum} is less than {minimum} workers.")
+    if ranks is not None and not (minimum <= ranks <= (maximum or math.inf)):
+        raise ValueError(
+            f"-np {ranks} is not between --min-np {minimum} and --max-np "
+            f"{maximum}."
+        )
+
+
+def _check_script(script: str, hosts: Sequence[Host]) -> None:
+    if hosts:
+        raise ValueError(
+            "--host-discovery-script and -H or --hostfile: pass one of them."
+        )
+    if shutil.which(script) is None:
+        raise ValueError(
+            f"--host-discovery-script {script}: there is no such program. Is "
+            "it executable, and its path right, as in ./hosts.sh?"
+        )
+
+
+def _check_slots(
+    hosts: Sequence[Host], ranks: int | None, minimum: int, spares: int
+) -> None:
+    slots = sum(host.slots for host in hosts)
+    if slots < minimum:
+        raise ValueError(
+            f"the hosts have {slots} slots in all, and the job needs at least "
+            f"{minimum} workers."
+        )
+    if ranks is not None and slots < ranks + spares:
+        raise ValueError(
+            f"the hosts have {slots} slots in all, for -np {ranks} workers and "
+            f"{spares} spare ones."
+        )
 
 
 def placed(
@@ -157,9 +182,7 @@ def placed(
             maximum=ranks,
             first=ranks,
             replacement_seconds=timeout_seconds,
-            ready_seconds=_seconds(
-                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
-            ),
+            ready_seconds=_ready_seconds(),
             may_grow=True,
             replaces=minimum is not None,
             # 0 is never.
@@ -181,7 +204,15 @@ def silence_seconds() -> float:
     Raises:
         ValueError: It is none.
     """
-    return _seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0)
+    return settings.seconds(
+        "TFRING_ELASTIC_SILENCE_SECONDS", 2.0, takes_zero=False
+    )
+
+
+def _ready_seconds() -> float:
+    return settings.seconds(
+        "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds, takes_zero=False
+    )
 
 
 def _this_machine(slots: int) -> Host:
@@ -192,16 +223,3 @@ def _this_machine(slots: int) -> Host:
             "-H."
         )
     return Host("localhost", slots)
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1e7:
-        raise ValueError(
-            f"{variable}='{text}' must be a number of seconds above 0."
-        )
-    return value

@@ -46,15 +46,9 @@ class FixedMembership(Membership):
         super().exited(name, status, how)
 
     def _lose(
-        self,
-        worker: Worker,
-        why: str,
-        grace_seconds: float = 0.0,
-        *,
-        failed: bool = True,
-        tell: bool = True,
+        self, worker: Worker, why: str, *args: Any, **kwargs: Any
     ) -> None:
-        super()._lose(worker, why, grace_seconds, failed=failed, tell=tell)
+        super()._lose(worker, why, *args, **kwargs)
         if self.outcome is None:
             where = f"rank {worker.rank} (host {worker.host})"
             self.outcome = f"{where} is lost: {worker.error or why}"
