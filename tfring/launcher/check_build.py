@@ -22,7 +22,7 @@ def main() -> int:
     print(f"tfring {tfring.__version__}", flush=True)
     _say("Python", platform.python_version())
     _say("compiler", _build_info.COMPILER)
-    # The op library cannot be opened without its MPI.
+    # The op library can only be opened with its MPI.
     status = _check_mpi()
     if not _build_info.TENSORFLOW_VERSION:
         _say("TensorFlow", "none: built without it, for tests of GPUs")
@@ -65,7 +65,7 @@ def _check_mpi() -> int:
 
     try:
         MPI = native.mpi()  # noqa: N806
-    except (ImportError, RuntimeError) as error:  # RuntimeError is mpi4py's
+    except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError
         reason = " ".join(str(error).split())
         _say(
             "MPI",

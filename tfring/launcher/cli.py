@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     status = job.run()
     if line := job.failure():
-        with contextlib.suppress(OSError):  # Nobody reads any more.
+        with contextlib.suppress(OSError):  # stderr may be closed
             print(f"tfringrun: {line}", file=sys.stderr, flush=True)
     return status
 

@@ -60,7 +60,7 @@ def _check_reducescatter(rank: int, size: int) -> None:
 
 
 def _check_alltoall(rank: int, size: int) -> None:
-    rows = tf.repeat(tf.range(size), tf.range(size))  # r of them for rank r
+    rows = tf.repeat(tf.range(size), tf.range(size))  # r rows for rank r
     result, received = tfring.alltoall(rows * size + rank, tf.range(size))
     senders = np.repeat(np.arange(size), rank)
     _expect(result, rank * size + senders)

@@ -1,8 +1,8 @@
 """The options of `tfringrun`.
 
-It uses argparse, while the examples use absl.flags. Most of the line is not
-ours: everything from the user's command on belongs to that command, even if it
-looks like a flag. absl would parse all of it, or require a `--` in between.
+It uses argparse, while the examples use absl.flags: everything from the user's
+command on belongs to that command, even if it looks like a flag. absl would
+parse the whole line, or require a `--` before the command.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def check_elastic(options: argparse.Namespace) -> None:
     """Checks the options of elastic jobs.
 
     Raises:
-        ValueError: They are for an elastic job, and this is none.
+        ValueError: An option is for elastic jobs, and `--elastic` is missing.
     """
     asked = [
         name

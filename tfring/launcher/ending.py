@@ -7,22 +7,23 @@ import signal
 from tfring.launcher import processes
 from tfring.launcher.wrapper import RankStates
 
-# If a rank fails and the launcher does not act on it by itself, all other ranks
-# have this long to end and to write their output.
+# How long the other ranks have after a failure to end and to write their
+# output, if the MPI launcher does nothing about the failure.
 FAILURE_GRACE_SECONDS = 3.0
-# After it has reported a failure, the launcher has this long to end.
+# How long the MPI launcher has to end after it has reported a failure.
 LAUNCHER_GRACE_SECONDS = 5.0
-# Once it is told to, the launcher has this long to end the ranks on all hosts.
+# How long the MPI launcher has to end the ranks on all hosts once it is told
+# to.
 STOP_GRACE_SECONDS = 5.0
-# A second signal is one that comes later than this: `timeout` sends its own
-# twice, to the process and to its group. A terminal that closes does, too.
+# A signal that comes within this time of the first one is not a second one:
+# `timeout`, and a terminal that closes, signal the process and then its group.
 REPEAT_SECONDS = 0.5
-# After a signal the reader of the output has this long to take it.
+# How long the reader of the output may block it after a signal.
 READER_GRACE_SECONDS = 1.0
 
 
 def is_second(number: int, now: float, first_at: float) -> bool:
-    """Tells if a signal, after the first at `first_at`, ends a job at once."""
+    """Tells whether a signal is a second one, which ends a job at once."""
     return number != signal.SIGHUP and now >= first_at + REPEAT_SECONDS
 
 
@@ -41,7 +42,7 @@ def describe_write_error(stream: int, error: OSError) -> str:
 
 
 class Ending:
-    """What is to be done when, for one job. The caller has the clock."""
+    """Decides when to signal, stop and kill a job. Callers pass the time."""
 
     def __init__(
         self, states: RankStates, ranks: int, grace_seconds: float
@@ -64,7 +65,7 @@ class Ending:
         self._stop_at = float("inf")
         self._kill_at = float("inf")
         self._stopping = False
-        # False if the ranks had to be ended.
+        # False once the ranks had to be stopped.
         self._ended_by_themselves = True
         # The error of an output that cannot be written.
         self._write_error: OSError | None = None
@@ -95,13 +96,13 @@ class Ending:
         return f"tfringrun: {announce(number, self._grace_seconds)}"
 
     def take_write_error(self, error: OSError, now: float) -> None:
-        """Ends the job, because its output cannot be written."""
+        """Ends the job because its output cannot be written."""
         if self._write_error is None and self._stop_signal is None:
             self._write_error = error
             self._stop_at = min(self._stop_at, now)
 
     def signals_for_ranks(self) -> list[int]:
-        """Returns the signals to deliver now: none before all ranks can."""
+        """Returns the signals to deliver now; none before all ranks run."""
         if not self._all_started:
             return []
         numbers, self._undelivered = self._undelivered, []
@@ -115,12 +116,12 @@ class Ending:
             launcher_failed: The launcher has said that the job has failed.
         """
         if self._stop_signal is not None:
-            # The processes around the ranks wait for it.
+            # All ranks have ended, and the wrappers wait for this.
             if self._all_ended:
                 self._stop_at = min(self._stop_at, now)
         elif self._states.first_failure is not None:
             self._stop_at = min(self._stop_at, now + FAILURE_GRACE_SECONDS)
-        # Open MPI 5 would wait for ever for the daemon of a host that is lost.
+        # Open MPI 5 would wait forever for the daemon of a lost host.
         if launcher_failed:
             self._stop_at = min(self._stop_at, now + LAUNCHER_GRACE_SECONDS)
         if now < self._stop_at or self._stopping:
@@ -148,7 +149,7 @@ class Ending:
         return self._stop_at < float("inf")
 
     def is_reader_late(self, now: float) -> bool:
-        """Returns True if a signal has come and the output is to be dropped."""
+        """Returns True if the output is to be discarded after a signal."""
         return now > self._signalled_at + READER_GRACE_SECONDS
 
     def status(self, launcher_status: int, *, launcher_failed: bool) -> int:
@@ -165,8 +166,9 @@ class Ending:
         if self._states.first_failure is not None:
             return self._states.first_failure.status
         if launcher_failed and (launcher_status == 0 or self._stopping):
-            # It lost a host, which Open MPI 5 takes for success; or it was
-            # stopped here, which is not why the job failed.
+            # The launcher's status 0 is wrong: Open MPI 5 returns it after a
+            # lost host. Its other statuses may only say that it was stopped
+            # here.
             return 1
         return (
             launcher_status if launcher_status >= 0 else 128 - launcher_status

@@ -155,7 +155,8 @@ def _run_by_mpi(
     """Runs the ranks on machines that share the working directory."""
     folder = Path(tempfile.mkdtemp(prefix=".tfring-run-", dir=Path.cwd()))
     try:
-        # The ranks' `__main__` is another module, with another folder in front.
+        # The `__main__` of a rank is another module, so `sys.path` starts with
+        # another folder there.
         path = [entry or str(Path.cwd()) for entry in sys.path]
         private_files.write(folder / "call", pickle.dumps((path, call)))
         launcher = LauncherProcess(

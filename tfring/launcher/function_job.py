@@ -1,7 +1,8 @@
 """The launcher of a job that runs a function: `function_job OUTCOME`.
 
-Its order is a line of JSON on standard input, at whose end the job ends.
-OUTCOME is a descriptor, to which it writes the outcome of the job as JSON.
+It reads its order, a line of JSON, from standard input, and ends the job at the
+end of standard input. OUTCOME is a descriptor, to which it writes the job's
+outcome as JSON.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _run_by_mpi(order: dict[str, Any], view: View) -> dict[str, Any]:
         lifeline=sys.stdin.fileno(),
     )
     status = job.run()
-    if job.orphaned:  # Nobody else will.
+    if job.orphaned:  # the process that would remove it is gone
         shutil.rmtree(folder, ignore_errors=True)
     failed = job.failed_rank
     return {

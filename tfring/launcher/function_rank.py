@@ -11,9 +11,10 @@ from typing import Any
 from tfring.launcher import private_files
 from tfring.launcher.placed import Returned, described
 
-# The launcher's name for this worker; or MPI's, which is a rank.
+# The variables that name this worker: set by our launcher, or by an MPI
+# launcher as the rank.
 _NAMES = ("TFRING_ELASTIC_WORKER", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-# The exception that the program will show.
+# The exception that was sent to the calling program, which will show it.
 _sent: list[Exception] = []
 
 
@@ -47,6 +48,6 @@ def _show_if_unsent(kind: Any, value: Any, frames: Any) -> None:
 
 
 if __name__ == "__main__":
-    # Before `tfring.init` wraps it.
+    # `tfring.init` wraps this hook later.
     sys.excepthook = _show_if_unsent
     main()

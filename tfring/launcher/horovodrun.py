@@ -9,7 +9,8 @@ from typing import Any
 
 from tfring.launcher import cli, command_line
 
-# Options of Horovod 0.28.1 without a counterpart: docs/horovod.md says why.
+# Options of Horovod 0.28.1 that tfringrun lacks; docs/horovod.md has the
+# reasons.
 _SWITCHES = (
     *("--gloo", "--mpi", "--jsrun", "--tcp", "--disable-cache"),
     *("--stall-check", "--autotune", "--no-autotune", "--torus-allreduce"),
@@ -35,7 +36,7 @@ _WITH_A_VALUE = (
 
 
 class _Ignored(argparse.Action):
-    """An option that is named, and has no effect."""
+    """An option without effect, which `main` names in a warning."""
 
     def __call__(
         self,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# More ranks on a machine are a typing error.
+# A larger number of ranks on a machine is taken for a typing error.
 MOST_SLOTS = 1024
 _NAME = re.compile(r"\w[\w.%-]*")
 
@@ -23,7 +23,7 @@ class Host:
     slots: int
 
     def is_local(self) -> bool:
-        """Tells if it is, by its name, the machine that this runs on."""
+        """Tells whether its name is one of this machine's."""
         here = socket.gethostname()
         return self.name in {
             "localhost",
@@ -73,7 +73,8 @@ def _parse_line(name: str, *settings: str) -> Host:
         if key == "slots":
             entry += f":{value}"
         elif key not in ("max_slots", "max-slots"):
-            # Not to be ignored: in "node1 4" it is the number of slots.
+            # Refuse unknown words: the 4 in "node1 4" is meant as the number of
+            # slots.
             raise ValueError(
                 f"expected a line like '{name} slots=4', got {setting!r}."
             )
@@ -96,7 +97,7 @@ def _parse_host(entry: str) -> Host:
 
 
 def _is_name(name: str) -> bool:
-    """Tells if a host can have it; one with a dash is an option of ssh."""
+    """Tells whether a host can have this name: ssh allows no dash in front."""
     try:
         name.encode("idna")
     except UnicodeError:
@@ -105,7 +106,7 @@ def _is_name(name: str) -> bool:
 
 
 def manages_hosts(environment: Mapping[str, str]) -> bool:
-    """Tells if a batch system gives the MPI launcher its hosts."""
+    """Tells whether a batch system gives the MPI launcher its hosts."""
     return any(
         name in environment
         for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
@@ -121,8 +122,8 @@ def cores_per_package() -> list[int]:
 def cpus_of_slot(slot: int, slots: int) -> set[int]:
     """Returns the CPUs of this machine for one of its slots, counted from 0.
 
-    They are its share of the physical cores; all of them, if there are more
-    slots than cores.
+    Each slot gets an equal share of the physical cores. With more slots than
+    cores, every slot gets all CPUs.
     """
     cpus = [cpus for _, cpus in sorted(_cpus_by_core().items())]
     begin, end = (len(cpus) * number // slots for number in (slot, slot + 1))
@@ -138,7 +139,7 @@ def _cpus_by_core() -> dict[tuple[int, int], set[int]]:
         try:
             package = int((topology / "physical_package_id").read_text())
             core = int((topology / "core_id").read_text())
-        except (OSError, ValueError):  # A sandbox that hides the topology.
+        except (OSError, ValueError):  # a sandbox may hide the topology
             package, core = 0, cpu
         cores.setdefault((package, core), set()).add(cpu)
     return cores
@@ -148,10 +149,10 @@ def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
     """Returns how many cores to bind each rank of this machine to.
 
     A rank that is bound to its own cores starts as many TensorFlow threads as
-    it has cores. More threads would keep other ranks from their cores: one
-    that looks for work spins for 50 us. But no MPI launcher binds a rank across
-    two packages, or gives one rank more than another: if that would leave too
-    many cores idle, the kernel's scheduler does better.
+    it has cores. More threads would take time from other ranks, because a
+    thread that looks for work spins for 50 us. But no MPI launcher binds a rank
+    across two packages, or gives one rank more cores than another. If binding
+    would leave too many cores idle, the kernel's scheduler does better.
 
     Returns:
         The number of cores, or 0 for no binding.

@@ -1,4 +1,4 @@
-"""A job's launcher as a child of a program: its order, and its outcome."""
+"""A job's launcher as a child process: its order, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from tfring.launcher import command_line
 
-# After the ranks' grace the launcher has this long to end them, on all hosts.
+# How long the launcher has to end the ranks on all hosts after their grace.
 _STOP_SECONDS = 15.0
 
 
@@ -40,21 +40,21 @@ class Outcome:
 
 
 def child_environment() -> dict[str, str]:
-    """Returns the environment of a child that finds this very tfring."""
+    """Returns an environment in which a child imports this tfring."""
     package = str(Path(__file__).parents[2])
     search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
 
 
 def read_order() -> dict[str, Any]:
-    """Reads the order of this process, a line of JSON, by standard input.
+    """Reads this process's order, a line of JSON, from standard input.
 
-    It takes nothing that comes after the line.
+    Bytes after the line stay unread.
     """
     with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     if not line.endswith(b"\n"):
-        sys.exit(1)  # The process that gives it is gone.
+        sys.exit(1)  # the parent is gone
     order: dict[str, Any] = json.loads(line)
     return order
 
@@ -69,7 +69,7 @@ class LauncherProcess:
     def __init__(
         self, order: Mapping[str, Any], descriptors: Sequence[int] = ()
     ) -> None:
-        """Starts it; it has the descriptors, too."""
+        """Starts the launcher, which inherits `descriptors`."""
         self._caller = order["caller"]
         reader, writer = os.pipe()
         self._outcome = os.fdopen(reader)
@@ -80,23 +80,23 @@ class LauncherProcess:
             ],
             env=child_environment(),
             pass_fds=[writer, *descriptors],
-            # Its end tells the launcher that this process is gone.
+            # The end of its stdin tells the launcher that this process is gone.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # An interrupt reaches it once, from here.
+            # An interrupt reaches the launcher once: from this process.
             start_new_session=True,
         )
         os.close(writer)
         assert self._process.stdin is not None
-        # If it has ended already, there is no outcome.
+        # If the launcher has ended already, `follow` finds no outcome.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
     def follow(self) -> Outcome:
         """Shows the job's output until its end, and returns how it ended."""
-        self._show_output()  # Not below: an interrupt must not wait.
+        self._show_output()  # `with` would delay an interrupt
         with self._process, self._outcome as file:
             text = file.read()
         if not text:
@@ -105,10 +105,10 @@ class LauncherProcess:
         return Outcome(self._caller, **json.loads(text))
 
     def end(self, patience_seconds: float = 0.0) -> None:
-        """Ends the job if it does not end by itself. Any thread may call it.
+        """Ends the job unless it ends by itself. Any thread may call it.
 
-        `follow` then returns. A job that has failed, and is about to end, keeps
-        its reason.
+        `follow` then returns. A job that has failed keeps its reason if it ends
+        within `patience_seconds`.
         """
         try:
             self._process.wait(patience_seconds)
@@ -146,7 +146,8 @@ class LauncherProcess:
                 for key, _ in selector.select():
                     name, decode = key.data
                     data = os.read(key.fd, 1 << 16)
-                    # Looked up each time: a notebook replaces it.
+                    # Look the stream up each time, because a notebook replaces
+                    # it.
                     stream = getattr(sys, name)
                     if stream is not None:
                         _write(stream, decode.decode(data, final=not data))
@@ -155,7 +156,7 @@ class LauncherProcess:
 
 
 def terminals() -> list[int]:
-    """Returns the streams, 1 or 2, where a progress bar may stay one line."""
+    """Returns the streams, 1 or 2, on which a line may be rewritten."""
     return [
         number
         for number, stream in ((1, sys.stdout), (2, sys.stderr))
@@ -168,7 +169,7 @@ def _rewrites_lines(stream: Any) -> bool:
         return True
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # None, or closed.
+    except (AttributeError, ValueError):  # the stream is None or closed
         return False
 
 

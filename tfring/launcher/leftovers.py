@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# Younger files may belong to a job that is just starting.
+# Files that are younger may belong to a job that is just starting.
 _YOUNGEST_SECONDS = 10.0
 
 
@@ -70,10 +70,10 @@ def _mapped_files(user: int) -> set[str] | None:
                 continue
             lines = (directory / "maps").read_text(errors="replace")
         except PermissionError:
-            if directory.name == "1":  # Init, which is never a rank.
+            if directory.name == "1":  # init is never a rank
                 continue
             return None
-        except OSError:  # It has ended.
+        except OSError:  # the process has ended
             continue
         files.update(re.findall(r"(/\S*sm_segment\.\S+)", lines))
     return files

@@ -22,13 +22,14 @@ class Family(enum.Enum):
     """Launchers that understand the same options."""
 
     OPEN_MPI = "Open MPI"
-    HYDRA = "MPICH"  # Also Intel MPI and MVAPICH.
+    HYDRA = "MPICH"  # Intel MPI and MVAPICH, too
 
 
-# By the signal for the ranks: one that the launcher passes on to all hosts.
-# Open MPI passes on neither SIGTERM nor SIGINT: both end the job. Hydra passes
-# on INT, QUIT, TERM, USR1 and ALRM only, and a second INT ends the job. SIGTERM
-# is left to end the job, see `rank_wrapper`.
+# For each signal to the ranks, the signal that carries it: one that the MPI
+# launcher passes on to all hosts. Open MPI passes on neither SIGTERM nor
+# SIGINT, which end the job. Hydra passes on INT, QUIT, TERM, USR1 and ALRM
+# only, and a second INT ends the job. SIGTERM itself is kept for ending the
+# job, see `rank_wrapper`.
 _CARRIERS: dict[Family, dict[int, int]] = {
     Family.OPEN_MPI: {
         signal.SIGUSR1: signal.SIGUSR1,
@@ -45,12 +46,12 @@ _CARRIERS: dict[Family, dict[int, int]] = {
 }
 
 
-# `mpirun --version` has this long.
+# How long `mpirun --version` may take.
 _ANSWER_SECONDS = 20.0
 
 
 class LauncherNotFoundError(OSError):
-    """No MPI launcher here fits the MPI that tfring was built with."""
+    """There is no MPI launcher for the MPI that tfring was built with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +64,11 @@ class MpiLauncher:
 
     @property
     def major(self) -> int:
-        return int(re.split(r"\D", self.version)[0])  # Of "6rc1", too.
+        return int(re.split(r"\D", self.version)[0])  # also of "6rc1"
 
     @property
     def carriers(self) -> Mapping[int, int]:
-        """By the signal for the ranks: the one to send to this launcher."""
+        """For each signal to the ranks, the signal to send to this launcher."""
         return _CARRIERS[self.family]
 
 
@@ -76,13 +77,13 @@ class Job:
     """A program, and the machines and options to run it with.
 
     Attributes:
-        ranks: How many processes.
+        ranks: The number of processes.
         command: The program and its arguments, the same on every rank.
-        hosts: The machines in order; none leaves the choice to the launcher.
+        hosts: The machines in order; with none the MPI launcher chooses.
         oversubscribe: There may be more ranks than slots or cores.
         cores_per_rank: How many cores to bind a rank to, or 0.
-        exported: The names of the environment variables that other machines
-            need; those of this machine inherit all.
+        exported: The names of the environment variables that ranks on other
+            machines need. Ranks on this machine inherit all variables.
         one_machine: All ranks run here.
     """
 
@@ -98,17 +99,17 @@ class Job:
 def find_launcher(mpi_version: str, built_with: str = "") -> MpiLauncher:
     """Finds the launcher that belongs to the MPI that tfring was built with.
 
-    An MPI wheel moves with its environment, so that the build's own path may be
-    gone: the launcher beside this interpreter comes first, then the build's
-    one, then PATH. A launcher of another kind of MPI would start N jobs of one
-    rank each, so it is not taken.
+    The launcher beside this interpreter comes first, because an MPI wheel moves
+    with its environment; then the build's path, then PATH. A launcher of
+    another kind of MPI is not taken: it would start N jobs of one rank each.
 
     Args:
         mpi_version: The build's MPI, like "Open MPI 5.0.11".
         built_with: The build's `mpirun`, or "".
 
     Raises:
-        LauncherNotFoundError: There is none; the message says what was seen.
+        LauncherNotFoundError: There is no such launcher; the message says which
+            were found.
     """
     family = (
         Family.OPEN_MPI if mpi_version.startswith("Open MPI") else Family.HYDRA
@@ -148,8 +149,8 @@ def identify(path: Path) -> MpiLauncher:
     """Asks a launcher for its family and version.
 
     Raises:
-        LauncherNotFoundError: It is no launcher that is known, or fails; the
-            message is its answer.
+        LauncherNotFoundError: The launcher is of an unknown kind, or fails; the
+            message has its answer.
     """
     try:
         answer = subprocess.run(
@@ -173,7 +174,7 @@ def identify(path: Path) -> MpiLauncher:
         r"(?:HYDRA|Intel\(R\) MPI).*?Version:?\s+(\d[\w.]*)", said, re.DOTALL
     ):
         return MpiLauncher(path, Family.HYDRA, found[1])
-    # Open MPI has rulers around its words.
+    # Open MPI puts rulers around its message.
     words = re.findall(r"^.*\w.*$", answer.stderr + said, re.MULTILINE)
     first = f"says: {words[0].strip()}" if words else "says nothing"
     raise LauncherNotFoundError(f"exit status {answer.returncode}, {first}")
@@ -190,29 +191,30 @@ def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
     return [str(launcher.path), "-np", str(job.ranks), *options, *command]
 
 
-# Open MPI's for each rank, and more, as a full one fails the job.
+# Shared memory that Open MPI needs per rank, with a margin: a full /dev/shm
+# fails the job.
 _SHARED_BYTES_PER_RANK = 24 << 20
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
-    """Returns variables that the ranks need, unless theirs say otherwise.
+    """Returns default values of variables for the ranks of this machine.
 
-    The ranks of one machine talk through its memory. Every rank would listen
-    for TCP from everywhere as well, and Open MPI 5 would look for fabrics, for
-    a second.
+    The ranks of one machine communicate through its memory. Without these
+    variables each rank would listen for TCP from everywhere, and Open MPI 5
+    would look for fabrics for a second.
     """
     if not job.one_machine:
         return {}
     if launcher.family is Family.HYDRA:
-        # MPICH talks by UCX or by libfabric, as it was built.
+        # MPICH is built with UCX or with libfabric.
         return {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
     needed = job.ranks * _SHARED_BYTES_PER_RANK
     return {"OMPI_MCA_btl": "^tcp,ofi" if _has_memory(needed) else "^ofi"}
 
 
 def _has_memory(needed_bytes: int) -> bool:
-    """Tells whether /dev/shm has room, without which ranks need TCP."""
+    """Tells whether /dev/shm has this much room; without it ranks need TCP."""
     try:
         space = os.statvfs(_SHARED_MEMORY)
     except OSError:
@@ -226,7 +228,7 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
         options.append("--allow-run-as-root")
     if job.hosts:
         options += ["-H", _join_hosts(job.hosts)]
-    # By default Open MPI binds each of two ranks to a single core.
+    # By default Open MPI would bind each of two ranks to a single core.
     mapping = "slot"
     if job.cores_per_rank:
         mapping += f":PE={job.cores_per_rank}"
@@ -234,11 +236,11 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
         mapping += ":OVERSUBSCRIBE"
     binding = "core" if job.cores_per_rank else "none"
     options += ["--map-by", mapping, "--bind-to", binding]
-    # Open MPI 5 would not tell rank 0 where its input ends.
+    # Open MPI 5 would not pass the end of its input on to rank 0.
     options += ["--stdin", "none"]
     if launcher.major >= 5:
-        # Without `raw` it holds a line back until its end, and with it a
-        # progress bar.
+        # Without `raw` Open MPI holds a line back until its end: a progress bar
+        # would not move.
         options += ["--output", "tag:raw"]
     else:
         options += ["--tag-output"]
@@ -248,7 +250,8 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
 
 
 def _hydra_options(job: Job) -> list[str]:
-    # Hydra forwards the whole environment, and has no limit on ranks per core.
+    # Hydra forwards the whole environment, and does not limit the ranks per
+    # core.
     options = ["-prepend-pattern", "\x1e%r\x1f"]
     if job.hosts:
         options += ["-hosts", _join_hosts(job.hosts)]
@@ -270,7 +273,7 @@ def marks(launcher: MpiLauncher) -> Marks:
         mark = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
         unfinished += rb"|\[[\d,]*(?:\][<a-z>]*)?"
         if launcher.major >= 5:
-            # Open MPI's own messages are between rulers of 60 or 74 dashes.
+            # Open MPI puts rulers of 60 or 74 dashes around its own messages.
             mark += rb" |(?<!-)-{60}(?:-{14})?\n"
             unfinished += rb":?|-+"
     return Marks(
@@ -280,12 +283,12 @@ def marks(launcher: MpiLauncher) -> Marks:
     )
 
 
-# They describe this machine or this login, not the job.
+# Variables that describe this machine or this login, not the job.
 _NOT_EXPORTED = re.compile(
     r"BASH_FUNC_.*|_|OLDPWD|PWD|SHLVL|HOSTNAME|SSH_.*|XDG_.*|DBUS_.*"
     r"|DISPLAY|WINDOWID|TERM|TERM_.*|LS_COLORS|MAIL|HOME|USER|LOGNAME|SHELL"
     r"|TMPDIR|INVOCATION_ID|JOURNAL_STREAM"
-    # From an MPI launcher or a batch system, to this very process.
+    # Set by an MPI launcher or a batch system for this process alone.
     r"|(?:PMIX?|PRTE|ORTE|OMPI_COMM|OPAL|HYDI?)_.*|SLURM_.*"
 )
 

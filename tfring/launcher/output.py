@@ -1,15 +1,15 @@
 """The ranks' output: whole lines, each with its rank in front, `[1] text`.
 
-The MPI launcher marks every piece of output with its rank; here the marks
-become prefixes. A progress bar, which rewrites its line, becomes a line when it
-ends. Rank 0's bar is also shown before that: a terminal shows each change, a
-file gets a line now and then.
+The MPI launcher marks every piece of output with its rank, and the marks become
+prefixes here. A progress bar, which rewrites its line, becomes a line when it
+ends. Rank 0's bar is also shown while it moves: a terminal shows each change,
+and a file gets a line now and then.
 
-Two kinds of lines are held for a while. Tracebacks of ranks that fail together
-would mix, line by line. The traceback of the rank that failed first is held
-until the end, where a user looks. An MPI launcher's own words about a failure
-say less than the failed rank's words, and are dropped if the rank's words are
-known.
+Two kinds of lines are held for a while. Tracebacks are held because those of
+ranks that fail together would mix line by line; the traceback of the rank that
+failed first is shown at the end, where a user looks. The MPI launcher's
+messages about a failure are held because they say less than the failed rank's
+own, and are dropped if those are known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfring.launcher.reason import last_exception, reason
 from tfring.launcher.wrapper import Report
 
 HOLD_SECONDS = 2.0
-# How often a bar that moves gets a line in a file.
+# How often a moving progress bar gets a line in a file.
 BAR_SECONDS = 10.0
 _LONGEST_MARK_BYTES = 320
 # A control sequence of ECMA-48, a colour for example.
@@ -31,27 +31,27 @@ _SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _TRACEBACK = re.compile(
     rb"[ +|]*(?:Exception Group )?Traceback \(most recent call last\):"
 )
-# Lines that do not tell why a rank has ended: Open MPI's account of a crash, in
-# the name of the rank, and TensorFlow's logs below an error.
+# Lines of a rank that do not tell why it has ended: Open MPI's account of a
+# crash, and TensorFlow's logs below an error.
 _NO_LAST_WORDS = re.compile(
     rb"\[\S+:\d+\] (?:\*\*\* |Signal|Failing at|\[ *\d+\] )"
     rb"|[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages"
     rb"|\s*\Z"
 )
-# TensorFlow's words at import, twice from each rank, which TF_CPP_MIN_LOG_LEVEL
-# does not leave out.
+# TensorFlow's messages at import, which each rank writes twice and
+# TF_CPP_MIN_LOG_LEVEL does not suppress.
 _IMPORT = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called"
     rb"|I\d{4} .* port\.cc:\d+\] oneDNN custom operations are on\."
 )
-# Open MPI's words when it gives up a job.
+# Open MPI's messages when it gives up a job.
 _FAILURE = re.compile(
     rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
     rb"|detected that one or more processes exited)"
     rb"|(?:PRTE|ORTE) has lost communication with a remote daemon"
     rb"|A daemon failed to report back after being spawned)"
 )
-# MPICH's words about an MPI_Abort, in the name of the rank.
+# MPICH's message about an MPI_Abort, which is marked as the rank's.
 _ABORT = re.compile(
     rb"(?:Abort\(-?\d+\) on node \d+ \(rank .*\): )?"
     rb"application called MPI_Abort\("
@@ -63,12 +63,12 @@ class Marks:
     """How an MPI launcher marks the output of the ranks.
 
     Attributes:
-        pattern: Matches a mark. Its group `rank` is the rank; it does not take
-            part in the match if the launcher's own output begins. Its group
-            `report` is a rank's report, see `wrapper`.
+        pattern: Matches a mark. The group `rank` has the rank, or None where
+            the launcher's own output begins. The group `report` has a rank's
+            report, see `wrapper`.
         unfinished: Matches the end of a text that may be the start of a mark.
-        every_line: Each line of a rank is marked, so that a line without a mark
-            is the launcher's own. Else a mark is valid until the next one.
+        every_line: Each line of a rank is marked, and a line without a mark is
+            the launcher's own. Otherwise a mark is valid until the next one.
     """
 
     pattern: re.Pattern[bytes]
@@ -81,14 +81,12 @@ class View:
     """How the output of a job is shown.
 
     Attributes:
-        terminals: The streams, 1 or 2, that are terminals: a line there may be
-            rewritten.
-        only_rank: The one rank that is shown, without its number in front; None
-            shows all.
-        verbose: The MPI launcher's words are shown immediately, those of
-            TensorFlow at import are shown, and at the end the seconds of the
-            job's stages.
-        caller: What has started the job. Its name is in front of the
+        terminals: The streams, 1 or 2, that are terminals, on which a line may
+            be rewritten.
+        only_rank: The one rank to show, without prefixes; None shows all ranks.
+        verbose: Show the MPI launcher's messages immediately, TensorFlow's
+            messages at import, and at the end the seconds of the job's stages.
+        caller: The name of what has started the job, which precedes the
             launcher's own lines.
     """
 
@@ -110,29 +108,30 @@ class Screen:
         """Makes an empty screen.
 
         Args:
-            write: It gets a file descriptor, 1 or 2, and bytes.
-            view: How the output is shown.
+            write: Writes bytes to a descriptor, 1 or 2.
+            view: Which output is shown, and how.
             name: Returns the text to put before the lines of a rank.
         """
         self._write = write
         self._view = view
         self._name = name
-        # By stream and rank, None for the launcher itself: when it was begun or
-        # last shown, and the text.
+        # Unfinished lines by stream and rank (None: the launcher): when the
+        # line was begun or last shown, and its text.
         self._unfinished: dict[tuple[int, int | None], tuple[float, bytes]] = {}
-        # The stream and the rank of the bar in a terminal's last line, which
-        # has no newline yet.
+        # The stream and the rank of the progress bar in a terminal's last line,
+        # which has no newline yet.
         self._bar: tuple[int, int | None] | None = None
-        # By rank: since when, and lines with their streams.
+        # Held lines by rank: since when they are held, and the lines with their
+        # streams.
         self._held: dict[int | None, tuple[float, list[tuple[int, bytes]]]] = {}
-        # The last line of each rank on stderr; or its last traceback, with the
+        # The last line of each rank on stderr, or its last traceback with the
         # lines held after it.
         self._words: dict[int, list[bytes]] = {}
         # The rank that failed first.
         self.failed: int | None = None
-        # The launcher's own words, by stream.
+        # The lines of the MPI launcher itself, by stream.
         self.launcher_lines: dict[int, list[str]] = {1: [], 2: []}
-        # Set when the launcher has said that the job has failed.
+        # True once the MPI launcher has said that the job has failed.
         self.job_failed = False
 
     def take(self, stream: int, rank: int | None, text: bytes) -> None:
@@ -158,14 +157,14 @@ class Screen:
     def show(
         self, stream: int, rank: int | None, text: bytes, end: bytes = b"\n"
     ) -> None:
-        """Writes a line; without an end it is a bar that may change."""
+        """Writes a line; without `end` it is a bar, which may change."""
         prefix = b"" if rank is None else f"[{self._name(rank)}] ".encode()
         if self._view.only_rank is not None and rank is not None:
             if self._name(rank) != str(self._view.only_rank):
                 return
             prefix = b""
         if stream not in self._view.terminals:
-            # Shorter states of a bar are padded, to cover longer ones.
+            # Drop the padding with which a bar covers its longer states.
             text = _SEQUENCE.sub(b"", text).rstrip(b" ")
         if self._bar == (stream, rank):
             prefix = b"\r" + prefix
@@ -180,17 +179,17 @@ class Screen:
         self.show(2, None, line.encode(errors="replace"))
 
     def last_words(self, rank: int) -> tuple[str, str]:
-        """A rank's last exception and last line on stderr, each or ""."""
+        """Returns a rank's last exception and last line on stderr, or ""."""
         words = _SEQUENCE.sub(b"", b"\n".join(self._words.get(rank, [])))
         text = words.decode(errors="replace")
         return reason(last_exception(text)), text.rpartition("\n")[2].strip()
 
     def tick(self, *, ending: bool = False) -> None:
-        """Shows lines that were held long enough.
+        """Shows the lines that were held long enough.
 
         Args:
-            ending: True if the job is about to end: the launcher's words wait
-                for that.
+            ending: The job is about to end, so the launcher's messages stay
+                held.
         """
         due = time.monotonic() - HOLD_SECONDS
         for rank, (since, _) in list(self._held.items()):
@@ -202,8 +201,8 @@ class Screen:
         """Shows the rest, at the end of the job.
 
         Args:
-            explained: True if there is a better explanation than the launcher's
-                words, which are then dropped.
+            explained: There is a better explanation than the launcher's
+                messages, which are then dropped.
         """
         for (stream, rank), (_, rest) in self._unfinished.items():
             self._take_line(stream, rank, rest)
@@ -256,19 +255,19 @@ class StreamReader:
         screen: Screen,
         report: Callable[[Report], None],
     ) -> None:
-        """Makes one for stream 1 or 2; `report` gets the ranks' reports."""
+        """Makes a reader of stream 1 or 2; `report` takes reports."""
         self._stream = stream
         self._marks = marks
         self._screen = screen
         self._report = report
-        self._rest = b""  # Perhaps the start of a mark.
+        self._rest = b""  # perhaps the start of a mark
         self._rank: int | None = None
-        # Set when any rank has said anything.
+        # True once any rank has written anything.
         self.heard_ranks = False
 
     def feed(self, data: bytes) -> None:
         """Takes output of the launcher."""
-        # Open MPI ends some messages with a zero byte.
+        # Remove the zero bytes with which Open MPI ends some messages.
         data = self._rest + data.replace(b"\0", b"")
         unfinished = self._marks.unfinished.search(
             data, max(0, len(data) - _LONGEST_MARK_BYTES)
@@ -278,7 +277,7 @@ class StreamReader:
         self._take(data[:end])
 
     def close(self) -> None:
-        """Takes the rest, at the end of the stream."""
+        """Takes what is left at the end of the stream."""
         self._take(self._rest)
 
     def _take(self, data: bytes) -> None:
@@ -314,6 +313,6 @@ class StreamReader:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Cuts overwritten text from a line, but keeps one sign of it."""
+    """Cuts the overwritten text of a line, and keeps a mark of it."""
     written = line.rstrip(b"\r\b")
     return line[max(written.rfind(b"\r"), written.rfind(b"\b"), 0) :]

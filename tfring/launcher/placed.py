@@ -1,17 +1,17 @@
 """The seam by which processes that an engine has placed become ranks.
 
 The engine (Spark, Ray, or a program on its own machine) places processes, and
-carries a `Ticket` to each of them. Each calls `start_part`, which joins the
-`Rendezvous` by the ticket. The launcher behind the rendezvous makes the table
-of the ranks, watches them, and ends them all.
+carries a `Ticket` to each of them. Each process calls `start_part`, which joins
+the `Rendezvous` with the ticket. The launcher of the rendezvous assigns the
+ranks, watches them, and ends them all.
 
     rendezvous = Rendezvous(2, caller="tfring.run")
     part = start_part(rendezvous.ticket, "localhost", call, slots=2)
     outcome = rendezvous.follow()
     return results(part.returned(), outcome)
 
-Two things end with this process: the launcher and each part watch their
-standard input.
+The launcher and each part end with the process that has started them, because
+they watch their standard input.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tfring.launcher.launcher_process import (
 )
 from tfring.rendezvous import handshake, wire
 
-# A part ends by itself once its launcher has; then it removes its files.
+# How long a part may take to end its ranks and to remove its files.
 _PART_SECONDS = 15.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """What a placed process needs to join. Who has it can join, too."""
+    """What a placed process needs to join. Whoever has the ticket can join."""
 
     address: tuple[str, int]
     token: str = dataclasses.field(repr=False)
@@ -58,7 +58,7 @@ class Returned:
 
     worker: str
     raised: bool
-    # The result; or the exception, its line, and its traceback.
+    # The result, or the exception with its line and its traceback.
     pickled: bytes = dataclasses.field(repr=False)
 
 
@@ -73,7 +73,7 @@ class Rendezvous(LauncherProcess):
     """A job whose ranks come by themselves, each with its ticket.
 
     Attributes:
-        ticket: For the processes that are to join.
+        ticket: What processes need to join.
     """
 
     def __init__(
@@ -92,18 +92,19 @@ class Rendezvous(LauncherProcess):
 
         Args:
             ranks: How many ranks the job has.
-            minimum: None: the job ends at the first loss. Otherwise it is
-                elastic, and goes on with this many ranks or more.
-            caller: Its name is in front of the launcher's lines.
-            interface: The address, of this machine, at which it listens.
+            minimum: The fewest ranks with which an elastic job goes on. None:
+                the job ends at the first loss.
+            caller: The name that precedes the launcher's lines.
+            interface: The address of this machine at which the launcher
+                listens.
             timeout_seconds: How long it may take until all ranks have a place,
-                and how long there may be too few in an elastic job.
+                and how long an elastic job may have too few ranks.
             terminals: The streams, 1 or 2, on which a line may be rewritten.
-            only_rank: The rank whose output is shown; None shows all.
+            only_rank: The rank whose output is shown; None shows all ranks.
             verbose: Show where the seconds of the job's start and end went.
 
         Raises:
-            OSError: It cannot listen at that address.
+            OSError: `interface` is no address of this machine.
         """
         token = handshake.make_token()
         with wire.listening_socket(interface) as listener:
@@ -121,12 +122,13 @@ class Rendezvous(LauncherProcess):
                 },
                 [listener.fileno()],
             )
-            # It can be connected to before the launcher accepts.
+            # The socket listens already, so parts may connect before the
+            # launcher accepts.
             self.ticket = Ticket(listener.getsockname()[:2], token)
 
 
 class Part:
-    """A placed process's part of a job: its ranks, as its children."""
+    """The ranks of a placed process, which are children of its child."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -144,7 +146,7 @@ class Part:
         return pickle.loads(data) if data else []
 
     def stop(self) -> None:
-        """Ends it, with its ranks, if it has not ended."""
+        """Ends the part with its ranks, unless it has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -162,15 +164,15 @@ def start_part(
     slots: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Part:
-    """Starts this process's part of the job, in a process below it.
+    """Starts this process's part of the job, in a child process.
 
     Args:
         ticket: The rendezvous' ticket.
-        place: A name that no other part of the job has.
+        place: A name for the part, unique in the job.
         call: The function with its arguments, from `pickled_call`.
         slots: How many ranks it has.
-        environment: Environment variables of the ranks, which they have beside
-            this process's. The folders of PYTHONPATH come before its own.
+        environment: More environment variables for the ranks. The folders of
+            its PYTHONPATH come before those of this process.
     """
     variables = dict(environment or {})
     search = search_path(variables)
@@ -182,7 +184,7 @@ def start_part(
         **configuration(ticket, place),
         "slots": slots,
         "environment": variables,
-        # A rank finds the modules that this process finds.
+        # A rank finds the same modules as this process.
         "path": [*search, *(entry or str(Path.cwd()) for entry in sys.path)],
         "call_bytes": len(call),
     }
@@ -191,11 +193,11 @@ def start_part(
         env=children,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # An interrupt reaches the ranks by the launcher alone.
+        # An interrupt reaches the ranks through the launcher alone.
         start_new_session=True,
     )
     assert process.stdin is not None
-    # If it has ended already, its ranks are missing.
+    # If the part has ended already, the launcher misses its ranks.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(json.dumps(order).encode() + b"\n" + call)
         process.stdin.flush()
@@ -227,8 +229,9 @@ def configuration(ticket: Ticket, place: str) -> dict[str, Any]:
 def node() -> str:
     """Names the machine, so that ranks with the same name can share memory.
 
-    They share it by /proc/PID/fd, so they need one kernel, one namespace of
-    process numbers and one user. Names of hosts say none of this in containers.
+    Ranks share memory through /proc/PID/fd, which takes one kernel, one PID
+    namespace and one user. In containers the name of the host says none of
+    this.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = Path("/proc/self/ns/pid").readlink()
@@ -241,7 +244,7 @@ def pickled_call(caller: str, fn: Any, args: Any, kwargs: Any) -> bytes:
     """Pickles a function with its arguments.
 
     Raises:
-        TypeError: It cannot be called, or something cannot be pickled.
+        TypeError: `fn` cannot be called, or something cannot be pickled.
     """
     if not callable(fn):
         raise TypeError(
@@ -266,9 +269,9 @@ def pickled_call(caller: str, fn: Any, args: Any, kwargs: Any) -> bytes:
 def described(error: Exception) -> bytes:
     """Pickles an exception, its line, and its traceback.
 
-    The exception is None if it cannot be pickled, or not be loaded.
+    The exception is None if it cannot be pickled and loaded again.
     """
-    # Without the frame of the caller.
+    # Leave out the frame that called the function.
     frames = error.__traceback__ and error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     line = f"{type(error).__name__}: {error}"
@@ -294,7 +297,7 @@ def results(returned: Iterable[Returned], outcome: Outcome) -> list[Any]:
     if outcome.status != 0 and failed is not None and failed.raised:
         rank = outcome.ranks.get(failed.worker)
         error, line, text = pickle.loads(failed.pickled)
-        if error is None:  # It cannot be pickled.
+        if error is None:  # it could not be pickled
             error = RuntimeError(f"{caller}: rank {rank} failed: {line}")
         raise error from RankTracebackError(f"Rank {rank}:\n{text}")
     if outcome.status != 0:

@@ -1,8 +1,8 @@
 """A placed process that is itself a rank: `Joined`.
 
-Its engine keeps the process, and calls functions in it one after another, as
-Ray's actors have it. So it is its own supervisor: it takes the one order to
-start a worker for its own process.
+The engine keeps the process, and calls one function after another in it, as in
+an actor of Ray. So the process is its own supervisor, and takes the order to
+start a worker for itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfring.launcher.placed import Ticket, configuration, search_path
 from tfring.rendezvous import wire
 
 _CONNECT_SECONDS = 30.0
-# Ranks find these unless their process has others.
+# Variables that a rank gets unless its process has them.
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "1"}
 
 
@@ -37,8 +37,8 @@ class Joined:
     ) -> None:
         """Joins, before anything of tfring's is used in this process.
 
-        It waits until the launcher has a place for this worker: in a job whose
-        ranks do not change, until all have come.
+        Waits until the launcher has a place for this worker. In a job whose
+        ranks do not change, that is when all processes have come.
 
         Raises:
             OSError: The launcher cannot be reached, or has ended the job.
@@ -87,7 +87,7 @@ class Joined:
             while True:
                 message = self._channel.receive(math.inf) or {}
                 match message.get("kind"):
-                    # A function that has failed is about to return its error.
+                    # After a failure the function is about to return its error.
                     case "signal" | "kill" if self._is_leaving:
                         pass
                     case "signal":
@@ -116,7 +116,7 @@ class Joined:
         text = f"{type(error).__name__}: {error}"
         tcp_job.fail(text)
         self._report(1, text)
-        # Nothing can be started here again.
+        # No other worker can start in this process.
         self._channel.shutdown()
 
     def leave(self) -> None:

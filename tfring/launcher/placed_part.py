@@ -1,8 +1,8 @@
 """A placed process's part of a job: a supervisor, and the files of its ranks.
 
-Its order comes by standard input: a line of JSON, and the pickled call. The
-part ends, and its ranks with it, at the end of standard input. What the ranks
-have returned goes to standard output at the end.
+It reads its order from standard input: a line of JSON, and the pickled call. At
+the end of standard input the part ends, with its ranks. At its own end it
+writes what the ranks have returned to standard output.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _read(count: int) -> bytes:
     while len(data) < count:
         more = os.read(0, min(count - len(data), 1 << 20))
         if not more:
-            sys.exit(1)  # The process that placed it is gone.
+            sys.exit(1)  # the parent is gone
         data += more
     return data
 

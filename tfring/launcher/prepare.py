@@ -18,14 +18,14 @@ from tfring.launcher.output import View
 from tfring.launcher.running_job import RunningJob
 from tfring.launcher.stages import Stages
 
-# The ranks find these in their environment unless this shell's says otherwise.
+# Environment variables that the ranks get unless this shell has set them.
 _ENVIRONMENT = {
-    # Output without a delay, even if a rank writes into a pipe.
+    # Output arrives without delay, although a rank writes into a pipe.
     "PYTHONUNBUFFERED": "1",
-    # Memory that TensorFlow takes anew in every step costs a page fault for
-    # each page: one in place of 512, from glibc 2.35 on.
+    # TensorFlow allocates memory in every step, at a page fault per page. With
+    # huge pages, from glibc 2.35 on, there is one fault in place of 512.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # TensorFlow's start without its INFO lines, the same from every rank.
+    # TensorFlow's INFO lines at its start are the same on every rank.
     "TF_CPP_MIN_LOG_LEVEL": "1",
 }
 
@@ -50,13 +50,13 @@ def prepare(
         view: How the ranks' output is shown.
         exports: Names of environment variables that every rank shall have, each
             with its value, or None for the one here.
-        settings: More environment variables.
-        lifeline: A descriptor; the job ends at its end of file.
+        settings: More environment variables for the ranks.
+        lifeline: A descriptor at whose end of file the job ends.
 
     Raises:
         LauncherNotFoundError: No MPI launcher fits.
-        ValueError: There is no number of ranks, or no value for a variable, or
-            the grace is no number.
+        ValueError: The number of ranks or the value of a variable is missing,
+            or the grace is invalid.
     """
     stages = Stages()
     launcher = find_launcher()
@@ -82,7 +82,7 @@ def prepare(
         stages=stages,
         carriers=launcher.carriers,
         grace_seconds=command_line.grace_seconds(environment),
-        # It reads the memory maps of all processes, where there are leftovers.
+        # Removal takes time: it reads the memory maps of all processes.
         meanwhile=leftovers.remove if is_open_mpi else None,
         lifeline=lifeline,
     )
@@ -132,7 +132,7 @@ def _describe(
         ranks = slots
     elsewhere = not all(host.is_local() for host in hosts)
     if not hosts and hosts_lib.manages_hosts(environment):
-        # The batch system's hosts: the launcher knows them, we do not.
+        # Only the MPI launcher knows the hosts of the batch system.
         elsewhere = True
         oversubscribe = False
         cores_per_rank = 0

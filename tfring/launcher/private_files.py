@@ -1,7 +1,7 @@
-"""Pickles that one process of a user passes to another in files.
+"""Pickles in files, which one process of a user passes to another.
 
-Loading a pickle runs code from it. So a file is for its user alone, is in a
-folder for that user alone, and is not read if that has changed.
+Loading a pickle runs code from it. So the file and its folder belong to one
+user, and a file that others may write is not read.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any
 
 
 def knows_main() -> bool:
-    """Tells if functions and classes of `__main__` can be pickled."""
+    """Tells whether functions and classes of `__main__` can be pickled."""
     return _cloudpickle() is not None
 
 
 def dumps(value: Any) -> bytes:
-    """Pickles, with cloudpickle if it is installed.
+    """Pickles a value, with cloudpickle if it is installed.
 
     Raises:
-        Exception: The value cannot be pickled; the kinds are many.
+        Exception: The value cannot be pickled. Its `__reduce__` may raise any
+            class.
     """
     pickler = _cloudpickle() or pickle
     data: bytes = pickler.dumps(value)
@@ -38,7 +39,7 @@ def _cloudpickle() -> Any:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file, which appears only when it is complete."""
+    """Writes a file that appears only when it is complete."""
     unfinished = path.with_suffix(".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
@@ -60,8 +61,8 @@ def load(path: Path) -> Any:
     """Loads a file that `write` wrote.
 
     Raises:
-        FileNotFoundError: There is none.
-        PermissionError: Another user owns it, or may write it.
+        FileNotFoundError: There is no such file.
+        PermissionError: Another user owns the file, or may write it.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:

@@ -1,4 +1,4 @@
-"""The processes below this one, of this machine."""
+"""Signals to this process, and the processes below it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-# Signals that ask a job to end: the ranks get them, and have a grace.
+# Signals that ask a job to end. The ranks get them, and have a grace.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Signals that batch systems send as a warning: the ranks get them.
+# Signals by which batch systems warn a job. The ranks get them.
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 _PR_SET_PDEATHSIG = 1
@@ -38,10 +38,10 @@ def be_killed_with_parent() -> None:
 def stopped_by(
     handler: Callable[[int], None], numbers: Sequence[int] = STOPPING
 ) -> Iterator[None]:
-    """Passes signals to this process to a handler, meanwhile."""
+    """Within the context, passes signals to this process to a handler."""
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, before in previous.items():
-        if before is not signal.SIG_IGN:  # nohup asks for it.
+        if before is not signal.SIG_IGN:  # nohup has ignored it
             signal.signal(number, lambda number, _: handler(number))
     try:
         yield
@@ -51,10 +51,10 @@ def stopped_by(
 
 
 def open_wake_pipe() -> int:
-    """Returns a descriptor that can be read once a signal has come.
+    """Returns a descriptor that is readable once a signal has come.
 
-    Signals are those that this process handles, and the end of a child. The
-    descriptor serves for as long as this process lives.
+    This holds for signals that this process handles and for the end of a child.
+    Call it once in a process: the descriptor stays in use.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -63,7 +63,7 @@ def open_wake_pipe() -> int:
 
 
 def ended_child() -> int:
-    """Returns a child that has ended and was not waited for; 0 for none."""
+    """Returns the PID of an ended child that was not waited for, or 0."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -80,7 +80,7 @@ def kill_descendants(grace_seconds: float) -> None:
         if time.monotonic() >= deadline:
             _signal_all(pids, signal.SIGKILL)
         time.sleep(0.02)
-        if time.monotonic() > deadline + 5.0:  # Stuck in the kernel.
+        if time.monotonic() > deadline + 5.0:  # stuck in the kernel
             return
 
 
@@ -89,7 +89,7 @@ def descendants() -> list[int]:
     parents = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            # The name, in parentheses, may hold anything.
+            # The name of the program, in parentheses, may contain anything.
             fields = (directory / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue

@@ -1,19 +1,19 @@
 """The process around each rank: `python rank_wrapper.py 10=10,14=15 COMMAND`.
 
-It passes signals on to the rank, reports the rank's start and end, and lets the
-ranks of a machine share the memory of its GPUs.
+This process passes signals on to the rank, reports the rank's start and end,
+and lets the ranks of a machine share the memory of its GPUs.
 
-An MPI launcher passes few signals on, and SIGTERM to it kills the ranks. So
-`tfringrun` uses signals that the MPI launcher does pass on: `14=15` says that
-SIGALRM here means SIGTERM for the rank. The rank has a process group of its
-own, because an MPI launcher signals the whole group of this process.
+An MPI launcher passes few signals on, and kills the ranks at SIGTERM. So
+`tfringrun` uses signals that are passed on: `14=15` says that SIGALRM to this
+process means SIGTERM for the rank. The rank has a process group of its own,
+because an MPI launcher signals the whole group of this process.
 
 An MPI launcher kills all ranks when one ends with an error. After SIGINT or
 SIGTERM for the rank, other ranks may still be saving. This process then
 outlives its rank, until it gets SIGTERM, with which an MPI launcher ends a job.
 
-It is run by its path, by a Python without site-packages, and imports nothing of
-tfring: it must start fast, and needs little memory.
+A Python without site-packages runs this file by its path. It imports nothing of
+tfring, so that it starts fast and needs little memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import signal
 import sys
 from collections.abc import Mapping, Set
 
-# How many ranks the machine has, by an elastic job, Open MPI, MPICH and Slurm.
-# Slurm's has the form "4(x2),3": the first number is taken.
+# The variables in which an elastic job, Open MPI, MPICH and Slurm say how many
+# ranks the machine has. Slurm's value has the form "4(x2),3", of which the
+# first number is taken.
 _LOCAL_SIZES = (
     "TFRING_ELASTIC_SLOTS",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -49,24 +50,24 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, caught)
     _get_signal_at_parents_end(signal.SIGTERM)
-    # The rank may redirect its stderr.
+    # A copy, because the rank may redirect its stderr.
     reports = os.dup(2)
     os.set_inheritable(reports, True)
-    with contextlib.suppress(OSError):  # There is no /proc.
+    with contextlib.suppress(OSError):  # there may be no /proc
         pipe = os.readlink("/proc/self/fd/2")  # noqa: PTH115  pathlib is slow
         os.environ["TFRING_REPORTS"] = f"{reports} {pipe}"
     os.environ.update(share_gpus(os.environ))
     own = os.getpid()
     if (rank := os.fork()) == 0:
         _become_rank(arguments[1:], own, mask)
-    with contextlib.suppress(OSError):  # The rank has done so itself.
+    with contextlib.suppress(OSError):  # the rank may have done so itself
         os.setpgid(rank, rank)
     _report(reports, "started 0")
     return _wait(rank, caught, meanings, reports)
 
 
 def count_gpus(devices: str = "/dev") -> int:
-    """Returns how many GPUs of NVIDIA's this machine or container has."""
+    """Returns how many NVIDIA GPUs this machine or container has."""
     try:
         names = os.listdir(devices)  # noqa: PTH208  pathlib is slow to import
     except OSError:
@@ -82,10 +83,10 @@ def share_gpus(
     """Returns the variable by which this machine's ranks share its GPUs.
 
     If the machine has more ranks than GPUs, or than CUDA_VISIBLE_DEVICES names,
-    TensorFlow is told to allocate memory as needed. Otherwise the first rank
-    would take all of it. TF_FORCE_GPU_ALLOW_GROWTH does not change if it is
-    set. `tfring.init` does the same for other launchers, but too late for a
-    script that uses TensorFlow before. It also chooses each rank's GPU.
+    TensorFlow must allocate GPU memory as needed; otherwise the first rank
+    would take all of it. A TF_FORCE_GPU_ALLOW_GROWTH that is set stays.
+    `tfring.init` does the same under other launchers, which is too late for a
+    script that has used TensorFlow before, and it chooses each rank's GPU.
     """
     gpus = count_gpus(devices)
     if gpus and (visible := environment.get("CUDA_VISIBLE_DEVICES")):
@@ -112,7 +113,7 @@ def _become_rank(command: list[str], parent: int, mask: Set[int]) -> None:
     _get_signal_at_parents_end(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    # This Python ignores these two.
+    # Python ignores these two signals, and the command would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -120,8 +121,8 @@ def _become_rank(command: list[str], parent: int, mask: Set[int]) -> None:
     try:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        # The environment is passed as it is: a shell would drop variables whose
-        # names it cannot have, such as a module system's `BASH_FUNC_module%%`.
+        # No shell in between: it would drop variables whose names are not valid
+        # in it, such as a module system's `BASH_FUNC_module%%`.
         os.execvp(command[0], command)
     except OSError as error:
         status = 127 if isinstance(error, FileNotFoundError) else 126
@@ -133,14 +134,14 @@ def _become_rank(command: list[str], parent: int, mask: Set[int]) -> None:
 
 def _report(reports: int, word: str) -> None:
     line = f"\x1e{word} {os.uname().nodename}\x1f\n"
-    with contextlib.suppress(OSError):  # Nobody reads any more.
+    with contextlib.suppress(OSError):  # the pipe may be closed
         os.write(reports, line.encode())
 
 
 def _wait(
     rank: int, caught: Set[int], meanings: dict[int, int], reports: int
 ) -> int:
-    """Waits for the rank's end, or ends it at SIGTERM; returns its status."""
+    """Waits for the rank, or ends it at SIGTERM; returns the exit status."""
     status: int | None = None
     outlives_rank = False
     while status is None or outlives_rank:
@@ -152,14 +153,15 @@ def _wait(
             os.kill(rank, meanings[number])
             outlives_rank |= meanings[number] in (signal.SIGINT, signal.SIGTERM)
         if status is None:
-            # WNOWAIT leaves the rank a zombie, so that no other process gets
-            # its number while this one may signal the rank's group.
+            # WNOWAIT keeps the rank as a zombie, so that no other process gets
+            # its number while this process may signal the rank's group.
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if (end := os.waitid(os.P_PID, rank, flags)) is not None:
                 was_killed = end.si_code != os.CLD_EXITED
                 status = end.si_status + (128 if was_killed else 0)
                 _report(reports, f"exit {status}")
-    # The rank's CPU time is this process's now: `time tfringrun` counts it.
+    # Waiting adds the rank's CPU time to this process, so `time tfringrun` has
+    # it.
     os.waitpid(rank, 0)
     return status
 
@@ -169,7 +171,7 @@ def _end_group(rank: int) -> None:
     for send, number in (
         (os.killpg, signal.SIGTERM),
         (os.killpg, signal.SIGKILL),
-        (os.kill, signal.SIGKILL),  # The rank may have left its group.
+        (os.kill, signal.SIGKILL),  # it may have left its group
     ):
         with contextlib.suppress(ProcessLookupError):
             send(rank, number)

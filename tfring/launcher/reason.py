@@ -2,11 +2,11 @@
 
 import re
 
-# The text of an operation's error in a graph begins so. The operation's own
-# message is below, behind the lines that tell where it was defined.
+# The first line of an operation's error in a graph. The operation's own message
+# is below, after the lines that say where it was defined.
 _GRAPH_ERROR = "Graph execution error:\n"
 _FRAME = re.compile(r"\s|Detected at node |Node: |Original stack trace ")
-# TensorFlow's account of several operations that have failed.
+# The first of several failed operations in TensorFlow's message.
 _ROOT_ERROR = re.compile(r" *\(0\) \w+: (.*)")
 _DECORATION = re.compile(
     r"\{\{(?:function_node|node) [^}]*\}\} ?| *\[Op:\w+\](?: name:.*)?"
@@ -14,7 +14,7 @@ _DECORATION = re.compile(
 
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 _FILE = re.compile(r'^  File ".*", line \d+', re.MULTILINE)
-# The line of an exception: its type, and perhaps a text. A log's line is none.
+# The line of an exception: its type, and perhaps a text. Lines of logs differ.
 _EXCEPTION = re.compile(
     r"^(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b)"
     r"[^\W\d][\w.<>]*(?:: .*|:)?$",
@@ -25,8 +25,8 @@ _EXCEPTION = re.compile(
 def last_exception(text: str) -> str:
     """Returns the type and the text of the exception that a rank ends with.
 
-    Other threads may write lines between those of its traceback, and tracebacks
-    of their own.
+    Other threads may write lines into its traceback, and tracebacks of their
+    own.
 
     Args:
         text: The rank's last words on stderr.
@@ -34,7 +34,7 @@ def last_exception(text: str) -> str:
     *_, last = _TRACEBACK.split(text)
     if last == text:
         return ""
-    # The text of an operation's error has a traceback's lines, too.
+    # Leave out the lines of a traceback in the text of an operation's error.
     files = list(_FILE.finditer(last.partition(_GRAPH_ERROR)[0]))
     behind = last[files[-1].end() :] if files else last
     found = _EXCEPTION.search(behind)
@@ -42,7 +42,7 @@ def last_exception(text: str) -> str:
 
 
 def reason(error: str) -> str:
-    """Returns one line of an exception's text, which tells why.
+    """Returns the line of an exception's text that gives the reason.
 
     Args:
         error: The exception's type and its text, as a traceback ends.

@@ -19,11 +19,11 @@ from tfring.launcher.stages import STAGE_OF_REPORT, Stage, Stages
 class RunningJob:
     """One run of an MPI launcher.
 
-    The launcher has a session of its own, so that a Ctrl-C reaches it from here
-    alone. The ranks get SIGUSR1 and SIGUSR2. They also get SIGINT and SIGTERM,
-    and have a grace to end in; a second one ends the job at once. Processes
-    that the launcher leaves behind on this machine become children of this one,
-    and are killed too.
+    The MPI launcher has a session of its own, so that a Ctrl-C reaches it only
+    through this process. The ranks get SIGUSR1 and SIGUSR2. They also get
+    SIGINT and SIGTERM, and have a grace to end in; a second SIGINT or SIGTERM
+    ends the job at once. This process adopts, and kills, what the launcher
+    leaves behind on this machine.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class RunningJob:
 
         Args:
             command: The MPI launcher's command line.
-            environment: Its environment.
-            marks: Its marks of the ranks' output.
-            ranks: How many ranks it starts.
+            environment: The environment of the MPI launcher.
+            marks: How it marks the ranks' output.
+            ranks: The number of ranks.
             view: How the ranks' output is shown.
-            stages: The job's, which have come to its preparation.
-            carriers: By the signal for the ranks, the one to send to the
+            stages: The stages of the job, which is being prepared.
+            carriers: For each signal to the ranks, the signal to send to the
                 launcher.
             grace_seconds: How long the ranks have to end after a signal.
             meanwhile: What to do while the launcher starts the ranks.
@@ -65,22 +65,22 @@ class RunningJob:
         self.ranks = ranks
         self._states = wrapper.RankStates()
         self._ending = ending.Ending(self._states, ranks, grace_seconds)
-        # Signals to this process that were not handled yet.
+        # Signals to this process that `_act` has yet to handle.
         self._signals: list[int] = []
         self._view = view
         self._stages = stages
         self._screen = Screen(self._write, view)
         self._notices: list[str] = []
-        # The last line of a job that failed: the rank that failed first, and
-        # why, or why the output cannot be written.
+        # The last line of a failed job: which rank failed first and why, or why
+        # the output cannot be written.
         self._said = ""
         self._process: subprocess.Popen[bytes]
-        # A signal, or the launcher's end, wakes the loop by it.
+        # Readable once a signal has come or the launcher has ended.
         self._wake: int
         self._readers: dict[int, StreamReader] = {}
 
     def run(self) -> int:
-        """Starts it and waits for its end.
+        """Starts the launcher and waits for its end.
 
         Returns:
             The job's exit status: 0, or the status of the rank that failed
@@ -99,7 +99,7 @@ class RunningJob:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                # If this process is killed, the job ends.
+                # The job ends if this process is killed.
                 preexec_fn=processes.end_with_parent,
             )
             self._stages.reach(Stage.PREPARED)
@@ -136,7 +136,7 @@ class RunningJob:
         selector.register(self._wake, selectors.EVENT_READ, 0)
         ended_at: float | None = None
         while self._is_open(selector) or ended_at is None:
-            # Lines that are held, and the grace of a signal, end in between.
+            # Wake up to show held lines, and to end a grace.
             for key, _ in selector.select(0.2):
                 data = os.read(key.fd, 1 << 16)
                 if data and key.data:
@@ -154,7 +154,7 @@ class RunningJob:
             self._screen.tick(ending=self._ending.is_soon())
             if ended_at is None and self._process.poll() is not None:
                 ended_at = now
-            # A process that a rank left in the background may keep them open.
+            # A background process of a rank may keep the pipes open.
             if ended_at is not None and now > ended_at + 1.0:
                 break
         for reader in self._readers.values():
@@ -164,7 +164,7 @@ class RunningJob:
 
     @staticmethod
     def _is_open(selector: selectors.BaseSelector) -> bool:
-        """Tells if the launcher may write more."""
+        """Tells whether the launcher may write more."""
         return any(key.data for key in selector.get_map().values())
 
     def _take_report(self, report: wrapper.Report) -> None:
@@ -173,7 +173,8 @@ class RunningJob:
             self._stages.reach(stage)
         failure = self._states.first_failure
         if failure is not None and not self._said:
-            # Now: the rank's later lines are consequences.
+            # Describe the failure now, because the rank's later lines are
+            # consequences.
             self._said = wrapper.describe(
                 f"rank {failure.rank}",
                 failure.host,
@@ -201,12 +202,13 @@ class RunningJob:
         return self._screen.failed
 
     def failure(self) -> str:
-        """Why a job has failed, in a line; "" if there is nothing to say."""
+        """Returns why the job has failed, in a line; "" if it has not."""
         if self._ending.is_by_request():
             return ""
         if self._said:
             return self._said
-        # stderr comes first: there ssh says why a host has no daemon.
+        # stderr comes first, because ssh says there why it has not reached a
+        # host.
         host = host_failures.describe(
             [
                 *self._screen.launcher_lines[2],
@@ -219,7 +221,7 @@ class RunningJob:
         return self._launchers_end()
 
     def _launchers_end(self) -> str:
-        """Says how the MPI launcher has failed, if it says nothing itself."""
+        """Returns how the MPI launcher has failed, unless it has said so."""
         status = self._process.returncode
         silent = not any(self._screen.launcher_lines.values())
         if status == 0 or self._ending.is_soon() or (status > 0 and not silent):
@@ -228,11 +230,11 @@ class RunningJob:
         return f"{self._command[0]} has failed: {how}."
 
     def _write(self, stream: int, data: bytes) -> None:
-        """Writes, and ends the job when that is due while nobody reads.
+        """Writes output, and ends the job if that is due meanwhile.
 
-        Without a thread: when a process with threads is killed, each of them
-        sends the signal of `end_with_parent`, and Open MPI gives up its ranks
-        at the second one.
+        It uses no thread: when a process with threads is killed, each thread
+        sends the signal of `end_with_parent`, and at the second signal Open MPI
+        abandons its ranks.
         """
         view = memoryview(data)
         try:
@@ -241,7 +243,7 @@ class RunningJob:
                 wait_seconds = 0.0 if is_late else 0.2
                 _, writable, _ = select.select([], [stream], [], wait_seconds)
                 if writable:
-                    # A pipe that can be written to takes so much.
+                    # A writable pipe takes this much without blocking.
                     view = view[os.write(stream, view[: select.PIPE_BUF]) :]
                 elif is_late:
                     return
@@ -252,7 +254,7 @@ class RunningJob:
 
     def _take_write_error(self, stream: int, error: OSError) -> None:
         if error.errno == errno.EIO and stream in self._view.terminals:
-            self._signals.append(signal.SIGHUP)  # The terminal was closed.
+            self._signals.append(signal.SIGHUP)  # the terminal was closed
             return
         self._ending.take_write_error(error, time.monotonic())
         if not isinstance(error, BrokenPipeError) and not self._said:

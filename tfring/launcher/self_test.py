@@ -69,8 +69,8 @@ class _Place:
     """The host of a rank, with its cores and software versions."""
 
     host: str
-    cores: int  # It may use so many,
-    host_cores: int  # of so many.
+    cores: int  # cores that the rank may use
+    host_cores: int  # cores of the host
     versions: tuple[tuple[str, str], ...]
 
     @classmethod
@@ -133,11 +133,11 @@ def _time_collectives(world: MPI.Intracomm) -> tuple[float, float]:
 
 
 def _time_links(world: MPI.Intracomm, places: Sequence[_Place]) -> list[_Link]:
-    """Times ping-pongs between each rank and the next, with MPI alone."""
+    """Times ping-pongs between each rank and the next, over plain MPI."""
     size = world.size
-    # With two ranks there is one link. With more, each rank has two links,
-    # which must not run at once: first the links after even ranks, then the
-    # links after odd ranks, and the link after the last rank at the end.
+    # Two ranks have one link. Of more ranks each has two links, which must not
+    # be timed at once: the links after even ranks come first, then those after
+    # odd ranks, and the link after the last rank comes at the end.
     sources = range(size if size > 2 else 1)
     turns = sorted(sources, key=lambda i: 2 if i == size - 1 else i % 2)
     links = []
@@ -217,7 +217,7 @@ class _Report:
         ]
 
     def collective_speed(self, size: int, small: float, large: float) -> None:
-        # Each link of a ring carries 2 (n - 1) / n buffers.
+        # In a ring allreduce each link carries 2 (n - 1) / n buffers.
         bandwidth = 2 * (size - 1) / size * _LARGE_BYTES / large / 1e9
         self.line("allreduce of 4 bytes", f"{small * 1e6:.0f} us")
         self.line(
@@ -256,7 +256,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _advice(places: Sequence[_Place], links: Sequence[_Link]) -> list[str]:
-    """Returns advice to the user on the problems that were seen."""
+    """Returns advice on the problems that the test has found."""
     advice = []
     for index, (name, version) in enumerate(places[0].versions):
         others = [

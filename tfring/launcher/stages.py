@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Stage(enum.Enum):
-    """What a job comes to, in this order; the value is for the user."""
+    """The stages of a job, in order. The value is the user's text."""
 
     LOADED = "tfringrun was loaded"
     PREPARED = "the job was prepared"
@@ -22,7 +22,7 @@ class Stage(enum.Enum):
     OVER = "the programs that started the ranks had ended"
 
 
-# The reports of ranks that tell of a stage, see `wrapper`.
+# The stages that reports of ranks announce, see `wrapper`.
 STAGE_OF_REPORT = {
     "started": Stage.STARTED,
     "joining": Stage.JOINING,
@@ -33,17 +33,18 @@ STAGE_OF_REPORT = {
 
 
 class Stages:
-    """When a job came to its stages, by the clock of this process."""
+    """When a job reached its stages, by the clock of this process."""
 
     def __init__(
         self,
         age_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins with the start of this process.
+        """The first stage begins with the start of this process.
 
         Args:
-            age_seconds: How long ago that was; None asks the kernel.
+            age_seconds: How long ago this process started; None asks the
+                kernel.
             clock: Returns the time in seconds.
         """
         if age_seconds is None:
@@ -57,19 +58,20 @@ class Stages:
         return stage in self._reached_at
 
     def reach(self, stage: Stage) -> None:
-        """Notes that a stage is reached now; the last call of it counts."""
+        """Notes that a stage is reached now; a later call replaces the time."""
         self._reached_at[stage] = self._clock()
 
     def lines(self) -> list[str]:
         """Returns the table: the seconds that each stage took.
 
-        A stage that no rank came to, as without `tfring.init`, is left out.
+        Stages that no rank reached, as without `tfring.init`, are left out.
         """
         lines = []
         before = self._began_at
         for stage in Stage:
             if stage in self._reached_at:
-                # One rank may be in a stage before another is in the last one.
+                # One rank may reach a stage before another rank reaches the
+                # stage before it.
                 at = max(before, self._reached_at[stage])
                 lines.append(f"{at - before:8.2f} s until {stage.value}")
                 before = at
@@ -78,9 +80,9 @@ class Stages:
 
 
 def process_age_seconds() -> float:
-    """Returns how long ago this process was started, to some 10 ms."""
+    """Returns how long ago this process was started, within 10 ms."""
     stat = Path("/proc/self/stat").read_text()
-    # The name, in parentheses, may hold anything.
+    # The name of the program, in parentheses, may contain anything.
     ticks = int(stat.rpartition(")")[2].split()[19])
     started_at = ticks / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at

@@ -1,4 +1,4 @@
-"""What a launcher needs of its machine and process, and may not find."""
+"""What a launcher needs of its machine and process: streams, HOME, space."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 _OWN_PROCESS = Path("/proc/self")
 _SHARED_MEMORY = Path("/dev/shm")
-# A folder with less space is full.
+# A folder with less free space counts as full.
 _LEAST_BYTES = 1 << 20
 
 
 def complete() -> None:
-    """Opens the standard streams and sets HOME, where they are missing.
+    """Opens standard streams and sets HOME where they are missing.
 
     Raises:
-        ValueError: What is missing cannot be made up for.
+        ValueError: Something is missing that cannot be replaced.
     """
     _open_streams()
     if not os.environ.get("HOME"):
-        # Without it Open MPI does not start.
+        # Open MPI does not start without HOME.
         os.environ["HOME"] = _home()
     try:
         Path.cwd()
@@ -39,12 +39,12 @@ def complete() -> None:
 
 
 def _open_streams() -> None:
-    # The next file or pipe would get the number of a closed stream.
+    # Otherwise the next file or pipe would get the number of a closed stream.
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one.
+            # `open` returns the lowest free number, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -54,14 +54,14 @@ def _open_streams() -> None:
 def _home() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:  # A container's user without a name.
+    except KeyError:  # a container's user may have no name
         return "/"
 
 
 def full_folders() -> list[str]:
     """Returns the folders for shared memory that are full on this machine.
 
-    A process is killed by SIGBUS when it writes to memory that is a file there.
+    SIGBUS kills a process that writes to a mapped file in a full folder.
     """
     folders = [_SHARED_MEMORY, Path(os.environ.get("TMPDIR") or "/tmp")]
     full = []

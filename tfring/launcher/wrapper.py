@@ -1,11 +1,11 @@
 """The reports of the ranks, and of the process around each of them.
 
-MPI launchers mix the statuses of all ranks, and some let all ranks wait for
-ever if one ends before `MPI_Init`. So `rank_wrapper` writes a report into the
-rank's stderr, and `output` reads it there: `exit 3 node1`, between the control
-characters RS and US. The rank itself writes reports into the same pipe (see
-`tfring/_core/reports.py`), which the wrapper keeps open for it under another
-number:
+MPI launchers mix the statuses of all ranks, and some let all ranks wait forever
+if one ends before `MPI_Init`. So `rank_wrapper` writes reports into the rank's
+stderr, where `output` reads them: `exit 3 node1`, between the control
+characters RS and US. The rank writes its own reports into the same pipe (see
+`tfring/_core/reports.py`), of which the wrapper keeps a copy open for it. The
+reports are:
 
 - `started 0 node1`: the rank gets signals from now on;
 - `exit 3 node1`: it has ended with this status;
@@ -30,20 +30,20 @@ def command_line(meanings: Mapping[int, int]) -> list[str]:
     """Returns the command that runs a rank's command, which follows it.
 
     Args:
-        meanings: By the signal that the MPI launcher passes on, the signal that
-            the rank gets.
+        meanings: For each signal that the MPI launcher passes on, the signal
+            that the rank gets for it.
     """
     program = Path(__file__).with_name("rank_wrapper.py")
     pairs = ",".join(f"{int(key)}={int(meanings[key])}" for key in meanings)
-    # -I and -S: the variables and the packages of a user take time to read.
+    # -I and -S save the time to read a user's variables and packages.
     return [sys.executable, "-I", "-S", str(program), pairs]
 
 
-# The exit status of ranks that `tfring.callbacks.Checkpoint` ends at a signal:
-# EX_TEMPFAIL of sysexits.h.
+# The exit status with which `tfring.callbacks.Checkpoint` ends ranks at a
+# signal: EX_TEMPFAIL of sysexits.h.
 ASKS_FOR_MORE = 75
 
-# A part of the pattern that `output` looks for.
+# The part of `output`'s pattern that matches a report.
 REPORT_PATTERN = (
     rb"\x1e(?P<report>"
     rb"(?:started|joining|joined|exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
@@ -55,7 +55,7 @@ class Report:
     """One report of a rank, or of the process around it."""
 
     rank: int
-    word: str  # `started`, `exit` and so on
+    word: str  # such as `started` or `exit`
     status: int
     host: str
 
@@ -67,13 +67,13 @@ class Report:
 
 
 class RankStates:
-    """The state of the job by all reports together."""
+    """The states of all ranks, as their reports have told."""
 
     def __init__(self) -> None:
-        self._leaving: dict[int, Report] = {}  # in the order of their news
+        self._leaving: dict[int, Report] = {}  # in the order of the reports
         self.first_failure: Report | None = None
         self.started: set[int] = set()
-        # The statuses of the ranks that have ended.
+        # The exit statuses of the ranks that have ended.
         self.statuses: dict[int, int] = {}
 
     def take(self, report: Report) -> None:
@@ -86,11 +86,11 @@ class RankStates:
         if report.status == 0:
             return
         if report.word == "leaving":
-            # Not a failure yet: it may have caught its SystemExit.
+            # No failure yet, because the rank may catch its SystemExit.
             self._leaving[report.rank] = report
         elif self.first_failure is None:
-            # All other ranks fail when this rank leaves, perhaps before it has
-            # ended.
+            # The other ranks fail once this rank leaves, perhaps before its
+            # end.
             self.first_failure = next(iter(self._leaving.values()), report)
 
 
@@ -101,10 +101,10 @@ def describe(
 
     Args:
         who: The rank, in words.
-        host: Its host, "" if that is not known.
-        status: Its exit status, 128 + n if signal n ended it.
-        exception: The end of its traceback, "" if it wrote none.
-        last_line: Its last line on stderr.
+        host: The host of the rank; "" if unknown.
+        status: The exit status; 128 + n if signal n ended the rank.
+        exception: The end of the rank's traceback; "" without one.
+        last_line: The rank's last line on stderr.
     """
     where = f"{who} (host {host})" if host else who
     if status == ASKS_FOR_MORE:
@@ -112,8 +112,8 @@ def describe(
             f"tfringrun: {where} has saved and asks for another start: exit "
             f"status {status}."
         )
-    # 1 is Python's status for an uncaught exception. With another status, the
-    # rank has survived the exception in its traceback.
+    # 1 is Python's exit status for an uncaught exception. With another status
+    # the rank has survived the exception in its traceback.
     if exception and status == 1:
         return f"{where} failed first: {exception}"
     how = killed_by(status) or f"exit status {status}"
@@ -122,9 +122,9 @@ def describe(
 
 
 def killed_by(status: int) -> str:
-    """Says which signal ended a process; "" if none has.
+    """Returns which signal ended a process, in words; "" if none has.
 
-    If that is for want of space on this machine, it says so.
+    For a SIGBUS, it names folders of this machine that are full.
     """
     name = signal_name(status)
     if name is None:
@@ -135,7 +135,7 @@ def killed_by(status: int) -> str:
 
 
 def signal_name(status: int) -> str | None:
-    """Returns the signal that ended a process, if its status tells it."""
+    """Returns the signal that ended a process; None if it ended by itself."""
     try:
         return signal.Signals(status - 128).name
     except ValueError:

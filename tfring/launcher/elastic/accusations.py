@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from tfring.launcher.elastic.workers import Worker
 
-# Two members that could not connect, after the number of their generation.
+# The number of a generation, and two members of it that could not connect.
 Accusation = tuple[int, frozenset[str]]
 
 
 def to_blame(
     members: Sequence[Worker], unconnected: Iterable[Accusation]
 ) -> Worker | None:
-    """Returns the worker that is to be given up, if there is one.
+    """Returns the worker to give up, or None if the accusations blame nobody.
 
-    A new worker is blamed before one that has been connected. Otherwise it
-    takes two accusations: of two members, or in two generations. The last one
-    that has the state is never given up. The members are all ready.
+    A new worker is blamed before one that has been connected. Any other worker
+    needs two accusations: by two members, or in two generations. The last
+    member that has the state is never blamed. All members must be ready.
     """
     by_name = {each.name: each for each in members}
     with_state = [each for each in members if each.steps >= 0]

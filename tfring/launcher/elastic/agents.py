@@ -19,14 +19,15 @@ from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
-# A supervisor has this long to connect.
+# How long a supervisor may take to connect to the launcher.
 CONNECT_SECONDS = 60.0
-# Its last line says why a host cannot be reached.
+# How much of a supervisor's stderr is kept: its last line says why a host
+# cannot be reached.
 _LAST_WORDS_BYTES = 1 << 14
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# MPI launchers' variables for a program with ssh's arguments, which serve
-# elastic jobs, too.
+# Variables of MPI launchers that name a program to use in place of ssh. Elastic
+# jobs read them, too.
 _AGENTS = (
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
@@ -63,7 +64,7 @@ def _address_for(host: str, job: ElasticJob) -> str:
     if not others and not job.script:
         return "127.0.0.1"
     for other in others:
-        # An unknown name of another machine does not keep this one out.
+        # Try the next machine if the name of this one is unknown.
         with contextlib.suppress(OSError):
             return _address_towards(other)
     return _address_towards(socket.gethostname())
@@ -81,7 +82,7 @@ def _address_towards(host: str) -> str:
 
 
 class Agent:
-    """A supervisor's process, or its ssh's. No call waits for it."""
+    """The process of a supervisor or of its ssh. No method waits for it."""
 
     def __init__(
         self,
@@ -90,17 +91,18 @@ class Agent:
         token: str,
         wake: Callable[[], None],
     ) -> None:
-        """Starts a supervisor, which must be connected at `connect_by`.
+        """Starts a supervisor, which must connect before `connect_by`.
 
-        `tick` must be called until then, and soon after each `wake`.
+        Call `tick` until the supervisor is connected, and soon after each
+        `wake`.
         """
         self.connect_by = time.monotonic() + CONNECT_SECONDS
         self._host = host
         self._job = job
         self._token = token
         self._wake = wake
-        # The child's thread puts the address of this machine, and gets the one
-        # at which the launcher listens, or None if it need not start.
+        # The child's thread puts the address of this machine here, and waits
+        # for the address at which the launcher listens; None cancels the start.
         self._interfaces: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._addresses: queue.SimpleQueue[wire.Address | None] = (
             queue.SimpleQueue()
@@ -110,10 +112,13 @@ class Agent:
         self._child = Child(self._program, _LAST_WORDS_BYTES)
 
     def tick(self, listen: Callable[[str], wire.Address]) -> str:
-        """Has it start once it is known where; returns why it has failed.
+        """Lets the supervisor start once this machine's address is known.
 
-        `listen` has the rendezvous listen at an address of this machine, and
-        returns where.
+        `listen` opens the rendezvous at an address of this machine, and returns
+        the address with its port.
+
+        Returns:
+            Why the supervisor has failed; "" while it has not.
         """
         if not self._interfaces.empty():
             self._has_name = True
@@ -139,12 +144,12 @@ class Agent:
         return self._child.error or line or "its supervisor has ended"
 
     def kill(self) -> None:
-        """Kills it; a supervisor on another machine ends by itself."""
+        """Kills the process. A supervisor elsewhere then ends by itself."""
         self._addresses.put(None)
         self._child.kill()
 
     def _program(self) -> Program | None:
-        """Finds the names and paths, in the child's thread."""
+        """Returns the supervisor's program. Runs in the child's thread."""
         interface = _address_for(self._host, self._job)
         self._interfaces.put(interface)
         self._wake()

@@ -1,8 +1,8 @@
 """Programs beside the training, which the launcher does not wait for.
 
-A name server, a file system or a program may not answer, and the launcher's
-loop serves all workers. So each program has a thread that prepares it, starts
-it, reads it and waits for its end. No call of `Child` waits.
+The launcher's loop serves all workers, so it must not wait for a name server, a
+file system or a program that may hang. A thread for each program prepares it,
+starts it, reads its output and waits for its end. No method of `Child` waits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 from tfring.launcher import processes
 
-# How often a thread looks if its program has ended. The pipe tells that sooner,
-# unless another process holds it open.
+# How often a thread checks whether its program has ended. The end of the pipe
+# tells that sooner, unless another process holds the pipe open.
 _LOOK_MS = 1000
 _READ_BYTES = 1 << 16
 
@@ -30,10 +30,10 @@ class Program:
 
     Attributes:
         command: The program and its arguments.
-        configuration: Bytes for its standard input, which then stays open;
-            None: it has no input.
-        reads: "stdout", and stderr is the launcher's; or "stderr", and stdout
-            is dropped.
+        configuration: Bytes for the standard input, which then stays open; None
+            for no standard input.
+        reads: "stdout", while stderr is the launcher's; or "stderr", while
+            stdout is discarded.
     """
 
     command: Sequence[str]
@@ -45,12 +45,13 @@ class Child:
     """A program, and the thread that runs it.
 
     Attributes:
-        is_over: It has ended, or it cannot be started.
-        error: Why it cannot be started; "" if it was.
-        status: Its exit status; -n if signal n has ended it.
+        is_over: The program has ended, or it could not be started.
+        error: Why the program could not be started; "" otherwise.
+        status: The exit status; -n if signal n has ended the program.
         is_killed: `kill` has been called.
-        text: The last `most_bytes` bytes of the stream that is read.
-        text_bytes: How many bytes it has written there in all.
+        text: The last `most_bytes` bytes that the program has written to the
+            stream.
+        text_bytes: How many bytes the program has written to the stream in all.
     """
 
     def __init__(
@@ -58,14 +59,15 @@ class Child:
     ) -> None:
         """Starts the program that `prepare` returns; None starts none.
 
-        `prepare` is called in the thread. Whatever it raises is an `error`.
+        `prepare` is called in the thread; an exception that it raises becomes
+        the `error`.
         """
         self._prepare = prepare
         self._most_bytes = most_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self.is_killed = False
-        # Guards `_process`: a signal must not reach a later process that has
-        # got its number.
+        # Guards `_process`: a signal must not reach a later process with the
+        # same number.
         self._lock = threading.Lock()
         self.is_over = False
         self.error = ""
@@ -109,7 +111,8 @@ class Child:
             stdout=subprocess.PIPE if reads_output else subprocess.DEVNULL,
             stderr=None if reads_output else subprocess.PIPE,
             start_new_session=True,
-            # The kernel counts this thread as the parent.
+            # For the kernel this thread is the parent, and it lives as long as
+            # the program.
             preexec_fn=processes.end_with_parent,
         )
         with self._lock:
@@ -119,7 +122,7 @@ class Child:
         return process
 
     def _read(self, process: subprocess.Popen[bytes], unwritten: bytes) -> None:
-        """Reads it until it has ended, and writes its configuration."""
+        """Writes the configuration, and reads the output to the end."""
         pipe = process.stdout or process.stderr
         assert pipe is not None
         os.set_blocking(pipe.fileno(), False)
@@ -133,7 +136,8 @@ class Child:
             is_open.add(process.stdin.fileno())
         has_ended = False
         while not has_ended:
-            # Look first: the read then finds all that it has written.
+            # Check before the read, which then finds all that the program has
+            # written.
             has_ended = _has_ended(process.pid, is_awaited=not is_open)
             for fd, _ in poll.poll(0 if has_ended else _LOOK_MS):
                 if fd == pipe.fileno():
@@ -149,7 +153,7 @@ class Child:
                     is_open.remove(fd)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Takes its exit status, and kills the rest of its process group."""
+        """Takes the exit status, and kills the rest of the process group."""
         with self._lock:
             _kill_group(process.pid)
             self.status = process.wait()
@@ -165,7 +169,7 @@ def _has_ended(pid: int, *, is_awaited: bool) -> bool:
 
 
 def _write(descriptor: int, data: bytes) -> bytes:
-    """Writes as much as is taken now; returns the rest."""
+    """Writes what the pipe takes without waiting; returns the rest."""
     try:
         return data[os.write(descriptor, data) :]
     except BlockingIOError:

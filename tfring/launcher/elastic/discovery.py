@@ -5,30 +5,30 @@ from __future__ import annotations
 from tfring.launcher import hosts as hosts_lib
 from tfring.launcher.elastic.child import Child, Program
 
-# Horovod's interval.
+# The time between two runs of the script, as in Horovod.
 INTERVAL_SECONDS = 1.0
-# A script that takes longer is killed, and started again.
+# A script that runs longer than this is killed, and started again.
 LONGEST_SECONDS = 60.0
-# A script that prints more is killed: that is a loop, and no list of hosts.
+# A script that prints more than this is killed: it is in a loop.
 LONGEST_BYTES = 1 << 20
 
 
 class Discovery:
-    """Runs the script now and then, and does not wait for it."""
+    """Runs the script again and again, and never waits for it."""
 
     def __init__(self, script: str) -> None:
         """Takes the path of a program without arguments."""
         self._script = script
         self._child: Child | None = None
-        # When the script is killed, if it runs, or else starts.
+        # When a running script is killed, or when the next run starts.
         self._due = 0.0
         # The last error.
         self.error = ""
 
     def poll(self, now: float) -> dict[str, int] | None:
-        """Returns the slots by host, if they have just been found.
+        """Returns the slots by host if the script has just ended, else None.
 
-        If the script fails, `error` says how, and the hosts stay.
+        If the script fails, it returns None, and `error` says how.
         """
         child = self._child
         if child is None:
@@ -42,7 +42,7 @@ class Discovery:
         elif not child.is_over and now >= self._due:
             self.error = f"it did not end in {LONGEST_SECONDS:g} s"
             child.kill()
-        # Until a killed script is gone, there is no second one.
+        # The next run waits for the end of a killed script.
         if not child.is_over:
             return None
         self._child = None
@@ -50,7 +50,7 @@ class Discovery:
         return None if child.is_killed else self._result(child)
 
     def close(self) -> None:
-        """Kills the script, if it runs."""
+        """Kills a running script."""
         if self._child is not None:
             self._child.kill()
 
@@ -74,7 +74,8 @@ def parse(text: str) -> dict[str, int]:
     """Reads a script's output.
 
     Raises:
-        ValueError: A line is not as in `node1:4`, or a host is there twice.
+        ValueError: A line is not of the form `node1:4`, or a host is there
+            twice.
     """
     slots: dict[str, int] = {}
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Runs an elastic job to its end: joins its rules, sockets and supervisors."""
+"""Runs an elastic job to its end, with its rules, sockets and supervisors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from tfring.rendezvous import handshake
 from tfring.rendezvous.wire import Listener
 
 _TICK_SECONDS = 0.1
-# A worker's last messages may arrive so much later than the news of its end.
+# A worker's last messages may arrive this much later than its supervisor's
+# report of its end.
 _LAST_MESSAGE_SECONDS = 1.0
 # After a failure the workers have this long to end by themselves.
 _FAILURE_GRACE_SECONDS = 3.0
-# Once all should have ended, their supervisors have this long.
+# How long supervisors have after the grace of their workers.
 _END_SECONDS = 10.0
 _STAGE_OF_ACTION = {"start": Stage.STARTED, "form": Stage.JOINED}
 
@@ -45,8 +46,8 @@ class Driver:
     ) -> None:
         """Prepares it.
 
-        If hosts join by themselves, they have the token already, and connect to
-        the listener, at `job.interface`.
+        `token` and `listener` are for hosts that join by themselves: they have
+        the token already, and connect to the listener, at `job.interface`.
         """
         self._job = job
         self._view = view
@@ -58,12 +59,12 @@ class Driver:
         self._hosts = HostTable()
         rules = Membership if job.limits.replaces else FixedMembership
         self._membership = rules(job.limits, self._hosts, time.monotonic)
-        # By worker, in the newest generation.
+        # The rank of each worker in the newest generation.
         self.ranks: dict[str, int] = {}
-        # Reports of ended workers: when they are taken at the latest, and their
-        # hosts.
+        # Reports of ended workers that were not taken yet: the latest time to
+        # take the report, the host, and the report.
         self._exits: list[tuple[float, str, dict[str, Any]]] = []
-        # By host; also of those whose connection is being made.
+        # The agent of each host, connected or not.
         self._agents: dict[str, Agent] = {}
         self._discovery = Discovery(job.script) if job.script else None
         self._screen = JobScreen(view)
@@ -81,7 +82,7 @@ class Driver:
         return None if first is None else first.name
 
     def stop(self) -> None:
-        """Ends the job as SIGTERM does, unless it ends already.
+        """Ends the job as SIGTERM does, unless the job has an outcome.
 
         Any thread may call it.
         """
@@ -162,7 +163,7 @@ class Driver:
     def _start_supervisors(self) -> None:
         for host in self._hosts.missing(time.monotonic()):
             if host in self._agents:
-                # It was taken away, and is back before its supervisor has
+                # The host was taken away, and is back before its supervisor has
                 # ended.
                 if self._server.is_connected("supervisor", host):
                     self._hosts.came_up(host)
@@ -252,7 +253,7 @@ class Driver:
         elif message["kind"] == "stopped":
             self._membership.silent(message["worker"], "it is stopped")
         elif message["kind"] == "exited":
-            # Messages of the worker's own connection may arrive later.
+            # Messages on the worker's own connection may arrive after this one.
             by = time.monotonic() + _LAST_MESSAGE_SECONDS
             self._exits.append((by, host, message))
 
@@ -301,10 +302,11 @@ class Driver:
             why = failure or "the job is over"
             message = {"kind": "end", "status": int(bool(failure)), "why": why}
         else:
-            # By SIGTERM each asks if it may leave: this is the answer.
+            # At SIGTERM each worker asks whether it may leave. This is the
+            # answer.
             message = {"kind": "leave"}
         self._server.send("worker", self._membership.workers, message)
-        # Its supervisor says how it has ended.
+        # Wait for the supervisor's report on the worker that failed first.
         if failure and not stopped:
             first = self._membership.first_failure
             self._wait_for(
@@ -317,7 +319,7 @@ class Driver:
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
-        # An output's connection ends when all of it has arrived.
+        # An output connection ends when all output has arrived.
         roles = ("supervisor", "output")
         self._wait_for(
             lambda: not any(map(self._server.connected, roles)),
@@ -370,14 +372,14 @@ class Driver:
         return (first.status if first else None) or 1
 
     def _write_error(self) -> tuple[int, OSError] | None:
-        """The stream that cannot be written, and why, if that is an error."""
+        """Returns the stream that cannot be written and the error, or None."""
         for stream, error in self._screen.writer.errors.items():
             if not isinstance(error, BrokenPipeError):
                 return stream, error
         return None
 
     def failure(self) -> str:
-        """Why the job has failed, in lines; "" if there is nothing to say."""
+        """Returns why the job has failed, in lines; "" if it has not."""
         if (unwritten := self._write_error()) is not None:
             return ending.describe_write_error(*unwritten)
         failure = self._membership.outcome
@@ -406,5 +408,5 @@ def _end_message(grace: float, status: int = 0) -> dict[str, Any]:
 
 
 def _number(worker: str) -> int:
-    """The number in a worker's name, `w5`."""
+    """Returns the number in a worker's name: 5 for `w5`."""
     return int(worker[1:])

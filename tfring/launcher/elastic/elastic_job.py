@@ -26,13 +26,12 @@ class ElasticJob:
     script: str  # prints the hosts; "" for none
     environment: Mapping[str, str]  # the workers' on this machine
     exported: Sequence[str]  # the names of those that other machines need
-    # A worker that is not heard for so long is lost.
+    # A worker that sends nothing for this long is lost.
     silence_seconds: float
-    # The address of this machine at which to listen; "" is one by which the
-    # hosts reach it.
+    # The address of this machine to listen at; "" to choose one that the hosts
+    # reach.
     interface: str
-    # The job's last line says why it has failed. A caller that gets the reason
-    # by itself says so itself.
+    # Print why the job has failed. False for callers that report it themselves.
     shows_failure: bool = True
 
     def configuration(
@@ -169,10 +168,10 @@ def placed(
 ) -> ElasticJob:
     """Returns a job whose workers are started where an engine has placed them.
 
-    See `placed.Rendezvous` for the arguments.
+    The arguments are those of `placed.Rendezvous`.
 
     Raises:
-        ValueError: A setting is none.
+        ValueError: A setting is invalid.
     """
     return ElasticJob(
         command=(),
@@ -185,7 +184,7 @@ def placed(
             ready_seconds=_ready_seconds(),
             may_grow=True,
             replaces=minimum is not None,
-            # 0 is never.
+            # 0 means that there is no limit.
             init_seconds=settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", 600.0)
             or math.inf,
         ),
@@ -199,10 +198,10 @@ def placed(
 
 
 def silence_seconds() -> float:
-    """Reads after how many silent seconds a worker counts as lost.
+    """Returns after how many silent seconds a worker counts as lost.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The setting is invalid.
     """
     return settings.seconds(
         "TFRING_ELASTIC_SILENCE_SECONDS", 2.0, takes_zero=False

@@ -26,16 +26,16 @@ class FixedMembership(Membership):
     ) -> None:
         super().__init__(limits, hosts, clock)
         self._began = clock()
-        # In the order of their ranks; none before all of them are started.
+        # All workers in the order of their ranks; empty until they are started.
         self._all: list[Worker] = []
 
-    # A fixed job has no joiners, which need to know the training.
+    # Trainings and states matter to joiners alone, and a fixed job has none.
 
     def _take_training(self, worker: Worker, *_: Any, **__: Any) -> None:
-        """Ignores where a worker is in a function of `tfring.elastic.run`."""
+        """Ignores the phases of functions of `tfring.elastic.run`."""
 
     def _take_state(self, worker: Worker, *_: Any, **__: Any) -> None:
-        """Ignores which state a worker has."""
+        """Ignores the parts of a worker's state."""
 
     def exited(self, name: str, status: int, how: str) -> None:
         """Takes note that a worker's process is gone; `how` is in words."""
@@ -76,8 +76,7 @@ class FixedMembership(Membership):
             self._all = [self._roster.start(host) for host in hosts[:wanted]]
             for rank, worker in enumerate(self._all):
                 worker.rank = rank
-                # How long its script takes before `tfring.init` is its own
-                # matter.
+                # A script may take any time before it calls `tfring.init`.
                 worker.due = math.inf
         elif self._clock() >= self._began + longest:
             self.outcome = (
@@ -86,7 +85,7 @@ class FixedMembership(Membership):
             )
 
     def _fail_if_one_is_missing(self) -> None:
-        """Ends the job if ranks wait in `tfring.init` for one in vain."""
+        """Ends the job if ranks wait in `tfring.init` in vain."""
         waiting = [each for each in self.workers.values() if each.ready]
         if not waiting:
             return

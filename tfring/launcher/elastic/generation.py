@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from tfring.launcher.elastic.accusations import Accusation
 from tfring.launcher.elastic.workers import Actions, Worker
 
-# All members may take so long to connect to one another.
+# How long all members may take to connect to one another.
 FORMING_SECONDS = 60.0
-# The members find at nearly the same time that one cannot connect.
+# How long to collect accusations after the first one: the members notice at
+# nearly the same time that a member cannot connect.
 _ACCUSING_SECONDS = 2.0
 
 
@@ -39,13 +40,13 @@ class Generation:
     """The newest generation, from the first one on.
 
     Attributes:
-        number: It counts from 1; 0 before the first.
-        members: In the order of their ranks, but for lost ones.
+        number: The number of this generation, from 1; 0 before the first one.
+        members: The members that are not lost, in the order of their ranks.
         phase: See the table above.
         since: When the phase began.
-        ever_formed: Some generation has been connected.
-        late: How many in a row were not connected in time, and no new member is
-            to blame.
+        ever_formed: True once the members of any generation were connected.
+        late: How many generations in a row were not connected in time with no
+            new member to blame.
         unconnected: Pairs of members that could not connect.
     """
 
@@ -70,7 +71,7 @@ class Generation:
         return [each for each in self.going_on() if not each.ready]
 
     def form(self, members: Sequence[Worker]) -> None:
-        """Begins the next generation; its members are in order."""
+        """Begins the next generation; `members` are in rank order."""
         self.number += 1
         self._enter(Phase.FORMING)
         self.members = list(members)
@@ -88,7 +89,7 @@ class Generation:
             worker.due = math.inf
             worker.rank = rank
             worker.generation = self.number
-        # Each finds itself in it: a message for all is encoded once.
+        # One message for all members is encoded once. Each finds itself in it.
         self._actions.send(
             members, "form", generation=self.number, members=described
         )
@@ -119,7 +120,7 @@ class Generation:
         )
 
     def stop(self, why: str) -> None:
-        """Has all members leave it."""
+        """Has all members leave the generation."""
         if self.phase is Phase.STOPPED:
             return
         self._enter(Phase.STOPPED)
@@ -129,13 +130,17 @@ class Generation:
         self._actions.send(inside, "stop", generation=self.number, why=why)
 
     def stop_soon(self, seconds: float, why: str) -> None:
-        """Stops it then, unless it is to stop earlier."""
+        """Stops the generation by then, unless it is to stop earlier."""
         at = self._clock() + seconds
         if self.phase is not Phase.STOPPED and at < self._stop_at:
             self._stop_at, self._stop_why = at, why
 
     def keep_times(self) -> bool:
-        """Stops it when that is due; True if members were not connected."""
+        """Stops the generation when that is due.
+
+        Returns:
+            True if its members were not connected in time.
+        """
         now = self._clock()
         if now >= self._stop_at:
             self.stop(self._stop_why)
@@ -151,5 +156,5 @@ class Generation:
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self.since = self._clock()
-        if phase is not Phase.TRAINING:  # It may be about to stop.
+        if phase is not Phase.TRAINING:  # A stop may be due in training.
             self._stop_at = math.inf

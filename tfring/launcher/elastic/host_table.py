@@ -1,6 +1,6 @@
 """The hosts of an elastic job: which may take workers, and which are left out.
 
-No clocks and no sockets: callers pass the time.
+There are no clocks and no sockets here: callers pass the time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ FIRST_RETRY_SECONDS = 1.0
 @dataclasses.dataclass
 class _Host:
     slots: int
-    # Its workers share memory with those of hosts with the same node.
+    # The machine: workers of hosts with the same node share memory.
     node: str
-    # If it is lost and joins again, it is a new one.
+    # Such a host is forgotten when it is lost, and is new when it joins again.
     has_come_by_itself: bool = False
     up: bool = False  # its supervisor is connected
     leaving: bool = False  # its supervisor has been asked to end
     strikes: int = 0
     struck_at: float = -math.inf
-    # For how long it was left out last; doubled each time.
+    # How long the host was left out last. The time doubles each time.
     cool_down_seconds: float = FIRST_COOL_DOWN_SECONDS / 2
     retry_at: float = 0.0
 
@@ -45,14 +45,14 @@ class HostTable:
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
-        # A generation has trained. Before that a failure may be the script's,
-        # and a host that is left out is not retried.
+        # True once a generation has trained. Before, a failure may be the
+        # script's fault, and hosts that are left out are not retried.
         self._has_trained = False
 
     def update(self, slots: Mapping[str, int]) -> bool:
-        """Takes the hosts that there are now; True if anything has changed.
+        """Takes the present hosts; returns True if anything has changed.
 
-        One that leaves and returns begins anew.
+        A host that leaves and returns begins without strikes.
         """
         before = {name: host.slots for name, host in self._hosts.items()}
         for name in before.keys() - slots.keys():
@@ -64,7 +64,8 @@ class HostTable:
     def add(self, name: str, slots: int, node: str | None = None) -> None:
         """Takes a host that has joined by itself.
 
-        `node` is the machine that it is a part of; None: it is a machine.
+        `node` is the machine that the host is a part of; None if the host is a
+        whole machine.
         """
         self._hosts[name] = _Host(slots, node or name, has_come_by_itself=True)
 
@@ -80,7 +81,7 @@ class HostTable:
         return self._hosts[name].node if name in self._hosts else name
 
     def slots_by_node(self) -> list[str]:
-        """Returns the host of each slot that can be used now, by nodes."""
+        """Returns the host of each slot that can be used now, node by node."""
         nodes: dict[str, list[str]] = {}
         for name, host in self._hosts.items():
             if host.up and not host.leaving:
@@ -96,7 +97,7 @@ class HostTable:
         ]
 
     def tick(self, now: float) -> None:
-        """Takes hosts again, on trial, when their cool-down is over."""
+        """Takes hosts back on trial when their cool-down is over."""
         if not self._has_trained:
             return
         for host in self._hosts.values():
@@ -111,7 +112,7 @@ class HostTable:
     def lost(self, name: str, now: float) -> str:
         """Takes note that a host's supervisor is gone, or cannot be started.
 
-        Returns what `strike` does.
+        Returns for how long the host is left out, as `strike` does.
         """
         host = self._hosts.get(name)
         if host is None:
@@ -124,13 +125,13 @@ class HostTable:
         return self.strike(name, now, now)
 
     def strike(self, name: str, started: float, now: float) -> str:
-        """Takes note of a failure on a host.
+        """Counts a failure on a host.
 
-        Workers started before the failure that counted last do not count again:
-        the workers of a host often fail together.
+        A failure of a worker that was started before the last counted failure
+        does not count: the workers of a host often fail together.
 
-        Returns for how long it is left out, in words; "" if it is not, or was
-        so before.
+        Returns for how long the host is left out from now on, in words; "" if
+        it is not left out, or was left out before.
         """
         host = self._hosts.get(name)
         if host is None or host.leaving or started < host.struck_at:
@@ -152,7 +153,7 @@ class HostTable:
         self._has_trained = True
 
     def worker_trained(self, name: str) -> None:
-        """Takes note, once for each worker, that it has trained for a while."""
+        """Clears a host of failures: a worker of it has trained for a while."""
         host = self._hosts.get(name)
         if host is not None and not host.left_out:
             host.strikes = 0
@@ -180,11 +181,11 @@ class HostTable:
         )
 
     def all_slots(self) -> int:
-        """Counts the slots of all hosts: of those left out, too."""
+        """Returns the slots of all hosts, including those left out."""
         return sum(host.slots for host in self._hosts.values())
 
     def capacity(self, occupied: Mapping[str, int]) -> int:
-        """Counts the workers that may be started, beside these of each host."""
+        """Returns how many workers may be started beside the occupied slots."""
         return sum(
             max(0, host.slots - occupied.get(name, 0))
             for name, host in self._hosts.items()

@@ -18,7 +18,7 @@ from tfring.launcher.elastic.workers import Actions, Limits, Worker
 
 
 class Joiners:
-    """Has new workers build, try their connections, and wait for a place."""
+    """Has new workers build, probe their connections, and wait for a place."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class Joiners:
         """Returns the waiting workers that can connect to the members."""
         joiners: list[Worker] = []
         for worker in self._waiting():
-            # The members will tell which state they have.
+            # The parts of its state cannot be compared before the members tell
+            # theirs.
             is_early = (
                 worker.state
                 and not self._trainings.state
@@ -58,7 +59,7 @@ class Joiners:
                 yield worker, why
 
     def probe(self) -> None:
-        """Has waiting workers try to connect to the members."""
+        """Has waiting workers connect to all members and earlier joiners."""
         before: list[Worker] = []
         for worker in self._waiting():
             others = self._not_reached(worker, before)
@@ -75,8 +76,8 @@ class Joiners:
     def let_off(self) -> None:
         """Has workers skip a function that the members have ended.
 
-        A joiner skips it when a member begins the next one; until then the
-        script may be at its end.
+        A joiner skips a function when a member begins the next one. Until then
+        the script may be at its end.
         """
         members = self._generation.members
         begun = max((each.run for each in members), default=0)
@@ -89,7 +90,7 @@ class Joiners:
                 self._actions.send([worker], "over", result=result)
 
     def let_build(self) -> None:
-        """Has joiners build before they join, so that nobody waits for them."""
+        """Has joiners build before they join, so that no member waits."""
         building = [
             worker
             for worker in self._roster.living.values()
@@ -115,7 +116,7 @@ class Joiners:
             self._roster.expect(worker, "build what it trains")
 
     def _waiting(self) -> list[Worker]:
-        """Returns the workers that would join."""
+        """Returns the workers that are ready to join."""
         members = set(self._generation.members)
         return [
             worker
@@ -129,9 +130,9 @@ class Joiners:
     def _not_reached(
         self, worker: Worker, joiners: Sequence[Worker]
     ) -> list[Worker]:
-        """Returns the members and joiners that it has not connected to yet."""
+        """Returns the members and joiners that `worker` has not reached."""
         if not self._generation.ever_formed:
-            return []  # No training would stop for it.
+            return []  # no training would stop for this worker
         return [
             each
             for each in (*self._generation.going_on(), *joiners)

@@ -25,10 +25,11 @@ def reach(
     patience_seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> socket.socket:
-    """Connects to the rendezvous, and tries again for so long.
+    """Connects to the rendezvous, and tries again for `patience_seconds`.
 
     Raises:
-        OSError: It cannot be reached, or is of another job (HandshakeError).
+        OSError: The rendezvous cannot be reached, or belongs to another job
+            (HandshakeError).
     """
     give_up_at = clock() + patience_seconds
     while True:
@@ -43,7 +44,7 @@ def reach(
 
 
 class Output:
-    """The connection for the workers' output. Any thread may send."""
+    """The connection that carries the workers' output. Any thread may send."""
 
     def __init__(self, address: wire.Address, token: str, host: str) -> None:
         """Connects to the rendezvous.
@@ -61,12 +62,13 @@ class Output:
         sock = wire.connect(
             self._address, self._token, self._hello, _CONNECT_SECONDS
         )
-        # The reader of the launcher's output may block it.
+        # No time limit: a reader that stops reading blocks the launcher's
+        # output.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         return wire.Channel(sock)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; by a new connection if a cut link ended the old.
+        """Sends a message, by a new connection if the old one was cut.
 
         Raises:
             OSError: The rendezvous cannot be reached.

@@ -15,7 +15,7 @@ from tfring.launcher.elastic.rules import Rules
 from tfring.launcher.elastic.workers import State, Worker
 from tfring.launcher.reason import reason
 
-# A process may live this long without its connection.
+# A process may live this long after the end of its connection.
 _EXIT_SECONDS = 3.0
 
 
@@ -40,11 +40,11 @@ class Membership(Rules):
     def heard(self, name: str, message: dict[str, Any]) -> None:
         """Takes a message of a worker: a method's name, and its arguments.
 
-        `LauncherLink` has the other side.
+        `LauncherLink.say` sends these messages.
 
         Raises:
-            KeyError: It has no kind.
-            TypeError: It has other arguments.
+            KeyError: The message has no kind.
+            TypeError: The message has other arguments than its kind.
         """
         worker = self.workers.get(name)
         take = getattr(self, f"_take_{message['kind']}", None)
@@ -64,7 +64,7 @@ class Membership(Rules):
         steps: int,
         building: bool,
     ) -> None:
-        """It has left its generation, and waits."""
+        """Takes note that a worker has left its generation, and waits."""
         if generation != worker.generation:
             return
         worker.ready = True
@@ -78,11 +78,11 @@ class Membership(Rules):
                 self._trainings.newest_steps, steps
             )
         if worker in self.generation.members:
-            # The other members leave as well, or must be told.
+            # Members that have not left by themselves are told.
             self.generation.stop_soon(1.0, "a member has left it")
 
     def _take_formed(self, worker: Worker, generation: int) -> None:
-        """It has all its connections."""
+        """Takes note that a worker has all its connections."""
         if generation == worker.generation and not worker.ready:
             worker.formed = True
             self.generation.train_if_connected()
@@ -90,7 +90,7 @@ class Membership(Rules):
     def _take_suspect(
         self, accuser: Worker, generation: int, worker: str, why: str
     ) -> None:
-        """It cannot reach another member."""
+        """Takes note that a member cannot reach another one."""
         accused = self.workers.get(worker)
         members = self.generation.members
         if accuser not in members or generation != self.generation.number:
@@ -105,16 +105,16 @@ class Membership(Rules):
         failed: str = "",
         why: str = "",
     ) -> None:
-        """It has connected to these, and could not to `failed`."""
+        """Takes note whom a joiner has reached, and whom it could not reach."""
         worker.reached.update(reached)
         if worker.ready:
             worker.due = math.inf
-        # A lost worker is no reason.
+        # A joiner that cannot reach a lost worker is not to blame.
         if failed in self.workers and worker not in self.generation.members:
             self._lose(worker, why)
 
     def _take_state(self, worker: Worker, parts: list[list[str]]) -> None:
-        """Its state has these parts: a joiner's, or the members'."""
+        """Keeps the parts of a worker's state."""
         worker.state = State(worker.run, parts)
         if worker in self.generation.members:
             self._trainings.state = worker.state
@@ -126,18 +126,19 @@ class Membership(Rules):
         function: str = "",
         result: str = "",
     ) -> None:
-        """Its training has begun, is done by all members, or is left.
+        """Takes note of a training's phase: "begun", "done" or left.
 
-        Until it is over any end is a loss. After it nobody is replaced or
-        killed, and any status but 0 is the job's. All workers must begin the
-        same functions in the same order; later workers get the result.
+        A worker that ends during a training is lost. After it nobody is
+        replaced or killed, and an exit status other than 0 is the job's. All
+        workers must begin the same functions in the same order; later workers
+        get the result.
         """
         worker.training = phase == "begun"
         worker.trained = phase == "done"
         if worker.trained:
             self._trainings.end(worker, result)
         elif worker.training:
-            self._some_done = False  # They ended before their training.
+            self._some_done = False  # those that ended had not begun
             if why := self._trainings.begin(worker, function):
                 self._lose(worker, why)
             for each in list(self.generation.members):
@@ -145,10 +146,10 @@ class Membership(Rules):
                     self._lose(each, each.silence)
 
     def _take_leaving(self, worker: Worker) -> None:
-        """It has committed, or waits for a place, and was asked to end.
+        """Answers a worker that was asked to end, and asks to leave.
 
         The last member with the state stays until another worker has it, if
-        there is another or can be.
+        there is or can be another worker.
         """
         worker.leaving = True
         members = self.generation.going_on()
@@ -164,11 +165,11 @@ class Membership(Rules):
             )
 
     def _take_bye(self, worker: Worker, status: int) -> None:
-        """It leaves of its own will."""
+        """Takes note that a worker ends by itself."""
         if worker.trained:
-            worker.done = True  # Its process will say with which status.
+            worker.done = True  # `exited` brings the status
         elif worker.training or status != 0:
-            # How it ends is told when it has.
+            # The user is told when the process has ended.
             worker.announced = status
             why = f"exit status {status}"
             self._lose(worker, why, ENDING_SECONDS, tell=False)
@@ -180,18 +181,19 @@ class Membership(Rules):
             self._some_done = True
 
     def _take_error(self, worker: Worker, text: str) -> None:
-        """An exception ends it."""
+        """Takes note that an exception ends a worker."""
         worker.error = reason(text)
         if not worker.trained:
             self._lose(worker, worker.error, ENDING_SECONDS)
 
-    # Accusations of it.
+    # What others say of a worker.
 
     def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
         """Takes note that nothing is heard of a worker.
 
-        In its grace it ends by itself, and its supervisor says how. Between two
-        functions it is lost when another member begins the next one.
+        With a grace, the worker may end by itself, and its supervisor says how.
+        A silent worker between two functions is lost when another member begins
+        the next one.
         """
         worker = self.workers.get(name)
         if worker is None:

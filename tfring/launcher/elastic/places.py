@@ -14,8 +14,8 @@ from tfring.launcher.elastic.workers import Limits, Worker
 def count(limits: Limits, hosts: HostTable) -> int:
     """Returns how many members there may be.
 
-    Members of a host that is left out keep their places: only new workers are
-    not started there.
+    The slots of a host that is left out count, because its members stay; only
+    new workers are not started there.
     """
     if limits.maximum is not None:
         return limits.maximum
@@ -30,9 +30,9 @@ def choose(
 ) -> list[Worker]:
     """Chooses the next members among the members and the waiting workers.
 
-    If a host has been taken away, or has fewer slots now, its members leave,
-    unless the newest state would be lost with them, or too few would be left.
-    So do members that were asked to end.
+    Members leave if their host was taken away or has fewer slots now, or if
+    they were asked to end. They stay if the newest state would be lost with
+    them, or if too few would be left.
     """
     places = count(limits, hosts)
     both = sorted([*members, *joiners], key=_newest_first)
@@ -45,8 +45,8 @@ def choose(
         stays = has_slot and not worker.leaving
         (staying if stays else leaving).append(worker)
     if leaving and (not staying or _steps(staying[0]) < _steps(leaving[0])):
-        # It gives its state to all, and leaves the next time. Any job may have
-        # two workers for that: this one, and one that takes the state over.
+        # The only worker with the newest state stays for one more generation,
+        # to pass it on. Any job may have two workers for that.
         staying.insert(0, leaving.pop(0))
         places = max(places + (limits.maximum is None), 2)
     missing = max(0, limits.minimum - len(staying))
@@ -54,7 +54,7 @@ def choose(
 
 
 def _steps(worker: Worker) -> float:
-    """The state that it has; members that still train have the newest."""
+    """Returns the commits in a worker's state; infinity while it trains."""
     return worker.steps if worker.ready else math.inf
 
 
@@ -77,9 +77,10 @@ def to_come(
 ) -> Iterator[tuple[Worker, int, list[str]]]:
     """Yields the places of workers once all that are starting have joined.
 
-    These are a joiner, its rank, and the node of each rank. `workers` are all
-    of the job, the members first, and then by age. The first `places` of them
-    train. The others wait for a lost one's place, and are told the last rank.
+    Each item is a joiner, its rank, and the nodes by rank. `workers` are all
+    workers of the job: the members first, then the others by age. The first
+    `places` of them train. The others wait to replace a lost member, and are
+    told the last rank.
     """
     chosen = list(dict.fromkeys(workers))[:places]
     ordered = in_order(chosen)
@@ -91,7 +92,7 @@ def to_come(
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
-    """New workers between the members; None if nodes would not be together."""
+    """Keeps members at their ranks; None if that would separate nodes."""
     new = [each for each in workers if each.rank is None]
     old = {each.rank: each for each in workers if each.rank is not None}
     if len(new) + len(old) < len(workers) or max(old, default=0) >= len(
@@ -102,7 +103,7 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
     for rank in range(len(workers)):
         worker = old.get(rank)
         if worker is None:
-            # One of the node before it, or else the first.
+            # Take a new worker of the preceding rank's node if there is one.
             node = places[-1].node if places else ""
             worker = next((each for each in new if each.node == node), new[0])
             new.remove(worker)
@@ -117,6 +118,6 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
 
 
 def _newest_first(worker: Worker) -> tuple[float, float, int]:
-    """Then the workers that had a place, by their ranks."""
+    """Sorts by the newest state, then by the rank, then by age."""
     rank = math.inf if worker.rank is None else worker.rank
     return (-_steps(worker), rank, worker.number)

@@ -11,9 +11,9 @@ from tfring.launcher.elastic import places
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import Actions, Limits, Worker
 
-# By another, and not by an error of its own: 128 + the signal.
+# Exit statuses (128 + signal) of a worker that somebody else killed.
 KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
-# A worker that is not needed, or asked to end, may take so long for that.
+# How long a worker that is not needed, or was asked to end, may take to end.
 ENDING_SECONDS = 10.0
 
 
@@ -22,8 +22,8 @@ class Roster:
 
     Attributes:
         living: Workers that are not lost, by name.
-        ending: Workers that are to end, by name; their processes may still be
-            there.
+        ending: Workers that were told to end, by name; their processes may
+            still run.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Roster:
         self._clock = clock
         self.living: dict[str, Worker] = {}
         self.ending: dict[str, Worker] = {}
-        # By host: the number of workers that share its cores.
+        # The number of workers that share the cores of each host.
         self._cores_shared_by: dict[str, int] = {}
         self._numbers = itertools.count(1)
 
@@ -65,7 +65,7 @@ class Roster:
         return worker
 
     def share_cores(self, hosts: Iterable[str]) -> None:
-        """Gives workers new shares if the slots of their host have changed."""
+        """Gives workers other cores if the slots of their host have changed."""
         for host in hosts:
             members = self._most_members(host)
             if self._cores_shared_by.get(host, members) != members:
@@ -73,14 +73,14 @@ class Roster:
                 self._actions.tell(host, "share_cores", cores_shared_by=members)
 
     def _most_members(self, host: str) -> int:
-        """Returns how many workers of a host train at once; spares wait."""
+        """Returns how many workers of a host train; spares only wait."""
         places_in_all = places.count(self._limits, self._hosts)
         return max(1, min(self._hosts.slots(host), places_in_all))
 
     def expect(
         self, worker: Worker, what: str, seconds: float | None = None
     ) -> None:
-        """Sets when a worker is overdue if it has not done this."""
+        """Sets the time limit for what a worker was told to do."""
         seconds = seconds or self._limits.replacement_seconds
         worker.due = self._clock() + seconds
         worker.overdue = f"it did not {what} in {seconds:g} s"
@@ -88,7 +88,11 @@ class Roster:
     def dismiss(
         self, worker: Worker, why: str, status: int | None, grace_seconds: float
     ) -> None:
-        """Has a worker end with a status, or by itself, or else killed."""
+        """Tells a worker to end, and has it killed at the end of its grace.
+
+        `status` is the exit status that the worker is told to end with; None if
+        it is about to end by itself.
+        """
         del self.living[worker.name]
         self.ending[worker.name] = worker
         worker.why = why
@@ -97,12 +101,12 @@ class Roster:
         self._actions.order(worker, "kill", grace_seconds=grace_seconds)
 
     def end(self, worker: Worker, why: str) -> None:
-        """Ends a worker that is not needed; that is no failure."""
+        """Ends a worker that is not needed. The user is not told."""
         worker.told = True
         self.dismiss(worker, why, 0, ENDING_SECONDS)
 
     def release(self, worker: Worker, why: str) -> None:
-        """Does without a worker that had nothing left to do but to end."""
+        """Forgets a worker that was killed after it had done all its work."""
         del self.living[worker.name]
         self._actions.say(f"{worker} ended after its training: {why}.")
 
@@ -127,10 +131,10 @@ class Roster:
         if worker is None:
             return
         if worker.announced is not None and status in KILLED:
-            # That took too long.
+            # The worker was killed because its end took too long.
             status = worker.announced
             how = f"exit status {status}"
-        # An exception ends it, and if that takes too long, SIGKILL.
+        # SIGKILL follows an exception if the worker's end takes too long.
         worker.status = 1 if worker.error and status > 128 else status
         if not worker.told:
             worker.why = how
@@ -139,14 +143,14 @@ class Roster:
             self.tell_of_loss(worker)
 
     def occupied(self) -> collections.Counter[str]:
-        """Returns the number of workers on each host, with ending ones."""
+        """Returns the number of workers on each host, including ending ones."""
         return collections.Counter(
             worker.host
             for worker in (*self.living.values(), *self.ending.values())
         )
 
     def to_come(self) -> int:
-        """Returns for how many more there are slots, now or soon."""
+        """Returns how many more workers have a slot, now or soon."""
         done = [each for each in self.living.values() if each.done]
         return self._hosts.capacity(self.occupied()) + sum(
             each.host in self._hosts for each in (*done, *self.ending.values())

@@ -25,8 +25,8 @@ from tfring.launcher.elastic.workers import Actions, Limits, Say, Send, Worker
 # Members of a generation that has lasted for this time have trained: they clear
 # their hosts of earlier failures.
 PROGRESS_SECONDS = 30.0
-# The first generation leaves out workers that join later than this after the
-# one before.
+# The first generation starts without the workers that are still missing this
+# long after the last one has joined.
 _GATHER_SECONDS = 30.0
 
 
@@ -60,12 +60,12 @@ class Rules:
             self._actions,
         )
         self._last_ready = clock()
-        # The next members, as the current ones were told.
+        # The next members, as the present members were told.
         self._told: list[Worker] = []
-        # A member has ended of its own will.
+        # A member has ended by itself, outside of a training.
         self._some_done = False
         self._over_since: float | None = None
-        # A member that was lost when some had ended the training.
+        # A member that was lost when the job was finishing.
         self._lost_at_end: Worker | None = None
         self.first_failure: Worker | None = None
         self._failed_in = -1
@@ -77,10 +77,10 @@ class Rules:
         return self._roster.living
 
     def take_actions(self) -> list[Send | Say]:
-        """Returns what is to be done, in order; each once.
+        """Applies the rules; returns the new actions, in order.
 
-        Call it a few times a second, for the time limits. Each call looks at
-        all workers, so it should follow many events at once.
+        Call it a few times a second, because rules have time limits. Each call
+        visits all workers, so take all waiting events first.
         """
         if self.outcome is None:
             self._keep_times()
@@ -112,7 +112,7 @@ class Rules:
                 self._lose(worker, worker.overdue)
 
     def _lose_late_newcomers(self) -> bool:
-        """Has members that have trained go on without those that hang.
+        """Loses new members that hang, if other members have been connected.
 
         Returns True if there are such newcomers.
         """
@@ -196,7 +196,7 @@ class Rules:
 
     @property
     def _finishing(self) -> bool:
-        """True once the training is over, and nobody is replaced any more."""
+        """True once the training is over; nobody is replaced from then on."""
         return self._some_done or (
             bool(self.generation.members)
             and all(map(self._trainings.has_ended, self.generation.members))
@@ -218,7 +218,7 @@ class Rules:
         self._fail_if_hopeless()
 
     def _end_displaced(self) -> None:
-        """Ends workers of hosts that were taken away, but for members."""
+        """Ends the waiting workers of hosts that were taken away."""
         for worker in list(self.workers.values()):
             gone = worker.host not in self.hosts and not worker.is_over
             if gone and worker not in self.generation.members:
@@ -227,7 +227,7 @@ class Rules:
                 )
 
     def _is_over(self) -> bool:
-        """Ends the job once its members have ended."""
+        """Returns True once all members have ended, and then ends the job."""
         if any(not worker.done for worker in self.generation.members):
             return False
         now = self._clock()
@@ -258,7 +258,7 @@ class Rules:
             self._roster.start(host)
 
     def _tell_of_waiting(self) -> None:
-        """Has the members leave at the next commit if their choice changes."""
+        """Has the members leave at a commit if others are to be members."""
         if self.generation.phase is not Phase.TRAINING:
             return
         chosen = self._choose(self.generation.members)
@@ -278,7 +278,7 @@ class Rules:
         if self.generation.waited_for():
             return
         if self.generation.ever_formed and not self.generation.members:
-            return  # They leave nothing to go on from.
+            return  # no member is left with the state
         self._lose_unreachable()
         chosen = self.generation.going_on()
         if not self._finishing:
@@ -287,7 +287,7 @@ class Rules:
             if few or not self._have_gathered(len(chosen)):
                 return
             if all(worker.leaving for worker in chosen):
-                return  # They wait for a worker that goes on.
+                return  # all of them wait for a successor
         if chosen:
             self._form(places.in_order(chosen))
 
@@ -298,7 +298,7 @@ class Rules:
         if self.generation.ever_formed or count >= wanted:
             return True
         may_come = (
-            # `-np` also counts workers of hosts to come.
+            # `-np` also counts workers of hosts that have not joined yet.
             (first is not None and self.limits.may_grow)
             or any(not worker.ready for worker in self.workers.values())
             or self.hosts.capacity(self._roster.occupied()) > 0
@@ -314,7 +314,7 @@ class Rules:
             self._lose(worker, "it and others cannot connect to each other")
 
     def _form(self, members: list[Worker]) -> None:
-        """Begins a generation of these; the first has the newest state."""
+        """Begins a generation; its first member has the newest state."""
         if self._trainings.newest_steps >= 0 > members[0].steps:
             self.outcome = (
                 "all workers that had the state of the training are lost."

@@ -1,7 +1,7 @@
 """Shows the output of an elastic job's workers, each line with its rank.
 
-`[2] ` is the rank that the worker has at the time; one that has had none yet
-has its name there, `[w5] `.
+The prefix `[2] ` is the present rank of the worker. A worker that has had no
+rank yet has its name there: `[w5] `.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from collections.abc import Callable
 
 from tfring.launcher.output import Screen, View
 
-# More than that waits where it was written.
+# With more bytes than this to write, the launcher stops reading output.
 _WAITING_BYTES = 1 << 20
-# The rest of the output has this long when the job has been stopped.
+# How long the last output may take once the job has been stopped.
 _LAST_SECONDS = 1.0
 
 
 class Writer:
-    """Writes to this process's streams, in a thread of its own.
+    """Writes to the standard streams, in a thread of its own.
 
-    Their reader may stop, as a pager does, and the rendezvous must continue.
+    The reader of a stream may stop reading, as a pager does, and must not block
+    the rendezvous.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
             queue.SimpleQueue()
         )
-        # Each is counted by one thread alone.
+        # Only one thread writes each of the two.
         self._taken_bytes = self._written_bytes = 0
-        # By stream: why it cannot be written any more.
+        # Why a stream cannot be written any more, by stream.
         self.errors: dict[int, OSError] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def write(self, stream: int, data: bytes) -> None:
-        """Writes to descriptor 1 or 2, soon."""
+        """Queues data for descriptor 1 or 2."""
         self._taken_bytes += len(data)
         self._queue.put((stream, data))
 
@@ -46,7 +47,7 @@ class Writer:
         return self._taken_bytes - self._written_bytes > _WAITING_BYTES
 
     def close(self, is_stopped: Callable[[], bool]) -> None:
-        """Waits until all is written, or for a second once it is stopped."""
+        """Waits until all is written; for a second once the job is stopped."""
         self._queue.put(None)
         while self._thread.is_alive() and not is_stopped():
             self._thread.join(0.2)
@@ -69,7 +70,7 @@ class JobScreen(Screen):
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
-        # The prefix of a worker's lines, if it is not its name.
+        # The prefix of each worker's lines; by default its name.
         self.prefixes: dict[int, str] = {}
         super().__init__(
             self.writer.write,

@@ -13,14 +13,14 @@ from typing import Any
 from tfring.rendezvous import wire
 
 _ROLES = {
-    # By role: the key of the peer's name in its hello.
+    # For each role, the key in a hello under which the peer's name is.
     "supervisor": "host",
     "output": "host",
     "worker": "worker",
     "pulse": "worker",
 }
 
-# The longest that the clock of the pulses moves from one look to the next.
+# The most that the clock of the pulses advances in one `poll`.
 _LONGEST_STEP_SECONDS = 0.25
 
 
@@ -30,9 +30,9 @@ class Event:
 
     role: str  # `supervisor`, `output`, `worker` or `pulse`
     name: str  # the host, or the worker
-    # The message; the hello comes first. None: the connection has ended. Of a
-    # pulse: nothing was heard for too long. A pulse that ends is not heard any
-    # more: perhaps its worker has just said more.
+    # The message; the first one is the hello. None: the connection has ended,
+    # or, for a pulse, nothing was heard for too long. The end of a pulse's
+    # connection is no event: the worker's last messages may still arrive.
     message: dict[str, Any] | None
 
 
@@ -41,7 +41,7 @@ class _Connection:
     role: str
     name: str
     sock: socket.socket
-    channel: wire.Channel  # a pulse's has no messages
+    channel: wire.Channel  # carries no messages for a pulse
 
     def is_dropped(self) -> bool:
         return self.sock.fileno() < 0
@@ -53,7 +53,8 @@ class Server:
     def __init__(self, token: str, silence_seconds: float) -> None:
         self._token = token
         self._selector = selectors.DefaultSelector()
-        # What `wake` sends by one, the selector sees at the other.
+        # `wake` sends a byte by one socket, and the selector waits for the
+        # other.
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
@@ -61,17 +62,18 @@ class Server:
         self._listeners: dict[str, wire.Listener] = {}
         self._connections: dict[tuple[str, str], _Connection] = {}
         self._silence_seconds = silence_seconds
-        # By worker: when its pulse was heard last, by a clock of this process's
-        # own. No pulse is late because this one did not run, or was busy.
+        # When each worker's pulse was heard last. The clock advances little
+        # while this process is stopped or busy, so that no pulse is late
+        # because of that.
         self._heard: dict[str, float] = {}
         self._clock = 0.0
         self._looked = time.monotonic()
         self._paused = False
-        # They have said more than was read at once.
+        # Connections with more messages than were read at once.
         self._unread: list[_Connection] = []
 
     def listen(self, address: str) -> wire.Address:
-        """Returns where it listens at an address of this machine.
+        """Listens at an address of this machine; returns it with its port.
 
         Raises:
             OSError: There is no such address here.
@@ -81,16 +83,16 @@ class Server:
         return self._listeners[address].address
 
     def take_over(self, listener: wire.Listener) -> None:
-        """Listens by this one, too; at its address there is no other."""
+        """Takes over a listener, at an address where there is no other."""
         self._listeners[listener.address[0]] = listener
         self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def is_connected(self, role: str, name: str) -> bool:
-        """Returns True if there is this connection."""
+        """Returns True if the peer of this role and name is connected."""
         return (role, name) in self._connections
 
     def connected(self, role: str) -> list[str]:
-        """Returns the names that have a connection of this role."""
+        """Returns the names of the connected peers of a role."""
         return [name for each, name in self._connections if each == role]
 
     def send(
@@ -98,7 +100,7 @@ class Server:
     ) -> None:
         """Sends a message, encoded once for all.
 
-        If a connection cannot deliver it, the connection ends.
+        A connection that cannot deliver the message ends.
         """
         frame = wire.encoded(message)
         for name in names:
@@ -106,13 +108,13 @@ class Server:
                 self._send(connection, frame)
 
     def _send(self, connection: _Connection, frame: bytes = b"") -> None:
-        """Sends as much as the socket takes now, and the rest in `poll`."""
+        """Sends what the socket takes at once; `poll` sends the rest."""
         events = selectors.EVENT_READ
         try:
             if not connection.channel.start_send(frame):
                 events |= selectors.EVENT_WRITE
         except wire.ChannelClosedError:
-            # `poll` reads the end.
+            # `poll` then reads the end, and reports it.
             connection.channel.shutdown()
         self._selector.modify(connection.sock, events, connection)
 
@@ -160,7 +162,8 @@ class Server:
                 self._send(key.data)
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(4096)
-        # In any case: it also closes connections that are too slow.
+        # Even if nothing is readable, `accept` closes connections that are
+        # slow.
         for listener in self._listeners.values():
             while (accepted := listener.accept(0)) is not None:
                 self._add(*accepted, events)
@@ -195,7 +198,7 @@ class Server:
             return
         before = self._connections.get((role, name))
         if before is not None and role == "output":
-            # It has been cut, which is not heard yet.
+            # The earlier connection was cut, and its end was not read yet.
             while self._read(before, events):
                 pass
             self.drop(role, name)
@@ -205,7 +208,8 @@ class Server:
             sock.close()
             return
         if role == "supervisor":
-            # Pending messages of an earlier one would keep this one out.
+            # An earlier output connection with unread messages would stay in
+            # the way.
             self.drop("output", name)
         if role == "pulse":
             self._heard[name] = self._clock
@@ -216,7 +220,7 @@ class Server:
         events.append(Event(role, name, {**hello, "kind": "hello"}))
 
     def _read(self, connection: _Connection, events: list[Event]) -> bool:
-        """Reads some of the arrived bytes; True if there may be more."""
+        """Reads some messages; returns True if there may be more."""
         role, name = connection.role, connection.name
         if connection.is_dropped():
             return False
@@ -225,7 +229,7 @@ class Server:
                 while connection.sock.recv(4096):
                     self._heard[name] = self._clock
                 raise wire.ChannelClosedError("the pulse has ended.")
-            # A bounded number: other peers wait, too.
+            # Read a bounded number, because other peers wait, too.
             for _ in range(16):
                 message = connection.channel.receive(0)
                 if message is None:

@@ -1,13 +1,14 @@
 """The program on each host of an elastic job that starts and kills workers.
 
-It gets its configuration by standard input, as a line of JSON: the job's token
-is on no command line. Then it follows the rendezvous' orders, passes on the
-workers' output, and reports how each has ended. It ends, and all workers with
-it, when its connection or its standard input does. In a task of a batch system
-`tasks` gives it its configuration, and it is a host that has joined by itself.
+It reads its configuration from standard input, as a line of JSON, so that the
+job's token is on no command line. Then it follows the rendezvous' orders,
+passes on the workers' output, and reports how each worker has ended. It ends,
+with all its workers, when its connection or its standard input ends. In a task
+of a batch system `tasks` gives it the configuration, and the host joins by
+itself.
 
-Two processes share the work: one is the parent of the workers, and its own
-parent only waits, to kill leftovers if that one is killed.
+Two processes share the work. One is the parent of the workers; the other is the
+parent of that one, and only waits, to kill leftovers if it is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tfring.launcher.elastic.worker_process import WorkerProcess
 from tfring.launcher.hosts import cpus_of_slot
 from tfring.rendezvous import wire
 
-# How long the launcher may take for their output, at the end.
+# How long the launcher may take to read the workers' last output.
 LAST_WORDS_SECONDS = 3.0
 
 
@@ -72,12 +73,13 @@ class Supervisor:
         patience_seconds = configuration.get("patience_seconds", 0.0)
         control = reach(address, token, hello, patience_seconds)
         interface = configuration["interface"] or control.getsockname()[0]
-        # A name may have several addresses. This one has answered.
+        # A name may have several addresses. Workers use the one that has
+        # answered.
         address = control.getpeername()[:2]
         self._control = wire.Channel(control)
         self._output = Output(address, token, host)
-        # Marks the processes of this job: one that a worker starts has a worker
-        # w1, too.
+        # Marks the processes of this job. A job that a worker starts also has a
+        # worker w1.
         self._job = hashlib.sha256(token.encode()).hexdigest()[:16]
         self._environment = {
             **os.environ,
@@ -86,26 +88,26 @@ class Supervisor:
             "TFRING_ELASTIC_TOKEN": token,
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
             "TFRING_ELASTIC_INTERFACE": interface,
-            # Workers that share memory, and count as of one machine.
+            # Workers with the same value share memory.
             "TFRING_ELASTIC_HOST": configuration.get("node", host),
         }
         self._workers: dict[str, WorkerProcess] = {}
-        # Some also of workers that have ended.
+        # Threads that pass on output, some of them of ended workers.
         self._forwarders: list[threading.Thread] = []
         self._ending = False
-        # The rendezvous' message on the job's end.
+        # The job's exit status, once the rendezvous has sent it.
         self._status: int | None = None
-        # The signal that asks this process to end.
+        # The signal that has asked this process to end; 0 for none.
         self._terminated = 0
-        # Signals wake the loop by it.
+        # Readable once a signal has come, which wakes the loop.
         self._wake = processes.open_wake_pipe()
-        # Signals that the workers shall get, too.
+        # Signals to pass on to the workers.
         self._warnings: list[int] = []
         for number in (*processes.STOPPING, *processes.FORWARDED):
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
-        """Serves the rendezvous until the end of either.
+        """Serves the rendezvous until its end or the end of this process.
 
         Returns:
             The exit status: the job's, if it has said so; 128 + n if signal n
@@ -158,14 +160,14 @@ class Supervisor:
         processes.kill_descendants(grace_seconds=0.0)
         with contextlib.suppress(wire.ChannelClosedError):
             self._reap()
-        # Their pipes have no other end any more.
+        # The killed workers have closed their ends of the pipes.
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         for forwarder in self._forwarders:
             forwarder.join(max(0.0, deadline - time.monotonic()))
         self._control.close()
 
     def _look_for_stopped(self, now: float) -> None:
-        """Reports workers that SIGSTOP holds: they may have no pulse yet."""
+        """Reports stopped workers: before `init` they have no pulse."""
         silence_seconds = self._configuration["silence_seconds"]
         for name, worker in self._workers.items():
             if not worker_process.is_stopped(worker.process.pid):
@@ -226,7 +228,7 @@ class Supervisor:
     ) -> None:
         taken = {worker.slot for worker in self._workers.values()}
         slot = next(n for n in itertools.count() if n not in taken)
-        # A slot above this number is a spare's, and has all cores.
+        # A slot above this number belongs to a spare, which may use all cores.
         cpus = cpus_of_slot(slot, cores_shared_by)
         environment = {
             **self._environment,
@@ -234,7 +236,8 @@ class Supervisor:
             "TFRING_ELASTIC_WORKER": name,
         }
         if "node" not in self._configuration:
-            # Other supervisors of the same machine have the same slots.
+            # Two supervisors of one machine would both number their slots from
+            # 0.
             environment["TFRING_ELASTIC_SLOT"] = str(slot)
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -252,7 +255,7 @@ class Supervisor:
                 target=self._forward, args=(name, process), daemon=True
             )
             forwarder.start()
-        # RuntimeError: there can be no further thread.
+        # RuntimeError: no further thread can be started.
         except (OSError, subprocess.SubprocessError, RuntimeError) as error:
             if process is not None:
                 process.kill()
@@ -263,7 +266,7 @@ class Supervisor:
         self._workers[name] = WorkerProcess(process, slot, cpus)
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Passes on a worker's output; a thread for each worker."""
+        """Passes on a worker's output. Runs in a thread for each worker."""
         selector = selectors.PollSelector()
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             assert pipe is not None
@@ -300,7 +303,7 @@ class Supervisor:
             self._report(name, *worker_process.describe(process.returncode))
         for name, process in ended:
             worker_process.kill(self._job, name, process.pid)
-        # Others' children, which have become this process's.
+        # Orphans of the workers, which this process has adopted.
         living = {worker.process.pid for worker in self._workers.values()}
         while (pid := processes.ended_child()) and pid not in living:
             os.waitpid(pid, 0)
@@ -315,14 +318,14 @@ class Supervisor:
 
 
 def _say(configuration: dict[str, Any], text: str) -> None:
-    # If the launcher has started it, the launcher names the worker.
+    # The launcher puts a host's name before the lines of its own supervisors.
     prefix = "tfringrun: " if "slots" in configuration else ""
     line = f"{prefix}{text.rstrip('.')}."
     print(line, file=sys.stderr, flush=True)
 
 
 def _wait_and_clean(child: int) -> int:
-    """Waits for the process that has the workers, and kills leftovers."""
+    """Waits for the parent of the workers, and kills leftovers."""
     for number in (*processes.STOPPING, *processes.FORWARDED):
         signal.signal(number, lambda number, frame: os.kill(child, number))
     while True:
@@ -349,7 +352,7 @@ def supervise(configuration: dict[str, Any]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        # The caller of `supervise` continues in the second process alone.
+        # Only the other process returns from `supervise`.
         os._exit(status)
 
 
@@ -366,7 +369,7 @@ def _supervise(configuration: dict[str, Any]) -> int:
 def main() -> int:
     """Runs the supervisor of a host that the launcher has chosen."""
     line = sys.stdin.readline()
-    # The launcher may be gone before it has said all.
+    # The line is incomplete if the launcher has died meanwhile.
     return supervise(json.loads(line)) if line.endswith("\n") else 1
 
 

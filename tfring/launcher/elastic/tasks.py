@@ -1,8 +1,8 @@
 """Elastic jobs that a batch system starts: a task on each machine.
 
-All tasks are given the same line, with the address of one of them. That one is
-the launcher; the others are supervisors of their hosts, which join and stay
-until the job is over.
+All tasks run the same command line, with the address of one of their machines.
+The task there is the launcher. The others are supervisors of their hosts, which
+join the job and stay until its end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _PROBE_SECONDS = 5.0
 def run(job: ElasticJob, view: View, address: wire.Address) -> int:
     """Runs this machine's part of a job; returns the job's exit status.
 
-    The job's numbers, and the view, count at `address` alone: there the
-    launcher listens, on this machine or another.
+    `address` is where the launcher listens, on this machine or another. The
+    numbers of `job`, and `view`, count on that machine alone.
 
     Raises:
-        OSError: It cannot listen here.
-        ValueError: There is no token, or nobody can reach that address.
+        OSError: The launcher cannot listen at `address`.
+        ValueError: There is no token, or no other machine can reach `address`.
     """
     token = _token()
     host, port = address
     deadline = time.monotonic() + job.limits.replacement_seconds
     while True:
-        # Each time anew: names may become known, and change, meanwhile.
+        # Look the name up in each round, because it may become known or change.
         if (listener := _listen(job, address, token)) is not None:
             here = dataclasses.replace(job, interface=listener.address[0])
             return Driver(here, view, token, listener).run()
@@ -77,18 +77,19 @@ def _token() -> str:
 def _listen(
     job: ElasticJob, address: wire.Address, token: str
 ) -> wire.Listener | None:
-    """Listens at the address of the job, if that is this machine's."""
+    """Listens at the job's address if it is this machine's; None otherwise."""
     host, port = address
     try:
         listener = wire.Listener(job.interface or host, token, port)
     except socket.gaierror:
-        return None  # Perhaps it has no name yet.
+        return None  # the name may become known later
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None
         raise
     here = ipaddress.ip_address(listener.address[0])
-    # Debian's names for a machine on itself, but for localhost as it is.
+    # Debian maps a machine's own name to a loopback address, where only this
+    # machine would reach the launcher. A loopback address as such is meant.
     is_alias = here.is_loopback and host not in (str(here), "localhost")
     if here.is_unspecified or (is_alias and not job.interface):
         listener.close()

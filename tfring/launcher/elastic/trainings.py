@@ -6,22 +6,22 @@ from tfring.launcher.elastic.workers import State, Worker
 
 
 class Trainings:
-    """The functions that were begun, and the results of the ended ones."""
+    """The functions that workers have begun, and the results of ended ones."""
 
     def __init__(self) -> None:
-        # How many functions all members have ended.
+        # How many functions the members have ended.
         self._ended = 0
-        # The most commits of any worker's state in the current one; -1 if none
-        # has a state.
+        # The most commits in any worker's state of the current function; -1 if
+        # no worker has a state.
         self.newest_steps = -1
-        # The members', as one of them has told.
+        # The state of the members, as one of them has told.
         self.state: State | None = None
         self._functions: dict[int, str] = {}
-        # By number, as JSON.
+        # The results of ended functions, by their number, as JSON.
         self.results: dict[int, str] = {}
 
     def begin(self, worker: Worker, function: str) -> str:
-        """Counts a worker's function; returns an error, or ""."""
+        """Counts a function that a worker begins; returns an error or ""."""
         worker.run += 1
         others = self._functions.setdefault(worker.run, function)
         if function == others:
@@ -32,13 +32,13 @@ class Trainings:
         )
 
     def end(self, worker: Worker, result: str) -> None:
-        """Notes that all have ended a worker's function."""
+        """Notes that all members have ended the function of a worker."""
         if worker.run > self._ended:
             self._ended = worker.run
             self.results[worker.run] = result
-            # The members start the next one with this state.
+            # All members begin the next function without commits.
             self.newest_steps = 0
 
     def has_ended(self, worker: Worker) -> bool:
-        """Returns True if the members have ended a worker's function."""
+        """Returns True if the members have ended the function of a worker."""
         return 0 < worker.run <= self._ended

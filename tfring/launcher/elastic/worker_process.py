@@ -22,14 +22,14 @@ class WorkerProcess:
     slot: int
     cpus: set[int]
     kill_at: float = math.inf
-    # Since when each look has found it stopped.
+    # Since when each check has found the process stopped.
     stopped_at: float = math.inf
 
     def kill_in(self, seconds: float) -> None:
         self.kill_at = min(self.kill_at, time.monotonic() + seconds)
 
     def bind(self, cpus: set[int]) -> None:
-        """Binds its threads to cores, but none that the script has bound."""
+        """Binds the threads that the script has not bound to cores."""
         rebind(self.process.pid, self.cpus, cpus)
         self.cpus = cpus
 
@@ -37,13 +37,13 @@ class WorkerProcess:
 def prepare(cpus: set[int]) -> None:
     """Prepares a worker's process for its command."""
     processes.be_killed_with_parent()
-    with contextlib.suppress(OSError):  # The host has lost some of them.
+    with contextlib.suppress(OSError):  # the host may have lost some
         os.sched_setaffinity(0, cpus)
 
 
 def rebind(pid: int, before: set[int], cpus: set[int]) -> None:
-    """Binds the threads of a process that the script has not bound itself."""
-    with contextlib.suppress(OSError):  # It has ended.
+    """Binds the threads that still have the CPUs of `before`."""
+    with contextlib.suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             thread = int(task.name)
             with contextlib.suppress(OSError):
@@ -52,17 +52,17 @@ def rebind(pid: int, before: set[int], cpus: set[int]) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns True if SIGSTOP or its like holds a process."""
+    """Returns True if a signal such as SIGSTOP has stopped a process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    # By a signal; "t" is by a debugger, which may want that.
+    # "T": stopped by a signal. A debugger's "t" does not count.
     return line.rpartition(")")[2].split()[0] == "T"
 
 
 def kill(job: str, worker: str, pid: int) -> None:
-    """Kills a worker's process group, and processes that have left it."""
+    """Kills a worker's process group, and its processes in other groups."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     marks = {

@@ -1,4 +1,4 @@
-"""The terms of an elastic job's rules: limits, workers and actions."""
+"""The data of an elastic job's rules: limits, workers and actions."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The numbers of workers, and the seconds, of a job."""
+    """The limits of a job: numbers of workers, and times in seconds."""
 
-    # No generation has fewer members.
+    # The fewest members of a generation.
     minimum: int
-    # None has more, but for two where one takes over the other's state; None is
-    # one for each slot, but for spares.
+    # The most members of a generation. One more is allowed while it takes over
+    # another's state. None: one per slot, spares not counted.
     maximum: int | None = None
-    # The first generation waits for so many; None is for all.
+    # How many workers the first generation waits for; None: for all.
     first: int | None = None
-    # So many workers more wait for a place.
+    # How many more workers wait to take a lost one's place.
     spares: int = 0
-    # How long there may be no generation at all; and how long a new worker may
-    # take to join, and then to build what it trains while the others train.
+    # How long there may be no generation. Also how long a new worker may take
+    # to join, and then to build its model while the others train.
     replacement_seconds: float = 600.0
     # How long a member may take to leave a generation.
     ready_seconds: float = 30.0
-    # How long ranks may wait in the first `tfring.init` for one that has a
-    # place, in a job that replaces none.
+    # How long ranks wait in the first `tfring.init` for one that has a place,
+    # in a job that replaces no worker.
     init_seconds: float = 600.0
-    # More hosts may join.
+    # More hosts may join the job.
     may_grow: bool = False
-    # Lost workers are replaced. If not, the first loss ends the job, which has
-    # `minimum` workers from its start on: see `fixed_membership`.
+    # Lost workers are replaced. Otherwise the job has `minimum` workers from
+    # its start, and the first loss ends it: see `fixed_membership`.
     replaces: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Send a message to each of these, if it can be reached."""
+    """An action: send a message to each peer that is connected."""
 
     role: str  # "worker", or "supervisor"
     names: tuple[str, ...]  # the workers, or the supervisors' hosts
@@ -48,7 +48,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Say:
-    """Tell the user something."""
+    """An action: show the user a line."""
 
     text: str
 
@@ -61,9 +61,9 @@ class State:
     parts: Sequence[Sequence[str]]  # each part, and its name, which may differ
 
     def difference_from(self, others: State) -> str:
-        """Says where it differs from the members' state; "" if it does not."""
+        """Says how it differs from the members' state; "" if it does not."""
         if self.run != others.run:
-            return ""  # Nobody knows.
+            return ""  # they cannot be compared
         for own, other in itertools.zip_longest(
             self.parts, others.parts, fillvalue=("nothing", "")
         ):
@@ -85,35 +85,35 @@ class Worker:
     host: str  # its supervisor's name
     started: float
     node: str  # workers with the same one share memory
-    ready: bool = False  # it waits for a place
-    steps: int = -1  # how many commits were in its state when last ready
-    building: bool = False  # it had yet to build what it trains then
-    due: float = math.inf  # when it must have done what it was told to do
-    overdue: str = ""  # what it did not do if it has not by then
-    generation: int = 0  # the last one that it was told to form
-    rank: int | None = None  # in the last one
-    formed: bool = False  # it has all connections of that one
-    address: Sequence[str | int] = ("", 0)  # where it listens to the others
-    # The workers that it can connect to, and they to it.
+    ready: bool = False  # the worker waits for a place
+    steps: int = -1  # commits in its state when it was last ready; -1: none
+    building: bool = False  # it had no model when it was last ready
+    due: float = math.inf  # the time limit for what it was told to do
+    overdue: str = ""  # why it is lost at that time
+    generation: int = 0  # the last generation that it was told to form
+    rank: int | None = None  # its rank in that generation
+    formed: bool = False  # it has all connections of that generation
+    address: Sequence[str | int] = ("", 0)  # where it listens for other workers
+    # The workers that a probe has reached, in both directions.
     reached: set[str] = dataclasses.field(default_factory=set)
-    connected: bool = False  # it has been in a generation that was connected
-    state: State | None = None  # the parts of its state, as it said itself
+    connected: bool = False  # it was in a generation that was connected
+    state: State | None = None  # the parts of its state, as it has told
     proven: bool = False  # it has trained for a while
     run: int = 0  # how many functions of `tfring.elastic.run` it has begun
-    training: bool = False  # it is in one
-    trained: bool = False  # all ranks have come to the end of that function
-    done: bool = False  # it ends of its own will, after the training
+    training: bool = False  # it is in a function of `tfring.elastic.run`
+    trained: bool = False  # all ranks have reached the end of that function
+    done: bool = False  # it ends by itself, after the training
     leaving: bool = False  # it was asked to end
     silence: str = ""  # why it seems to hang, between two functions
-    error: str = ""  # the exception that ends it, as it said itself
-    why: str = ""  # how it was lost
+    error: str = ""  # the exception that ends it, as it has told
+    why: str = ""  # why it was lost
     told: bool = False  # the user has been told
-    announced: int | None = None  # the status with which it said that it ends
-    status: int | None = None  # 128 + n if signal n ended it; None before
+    announced: int | None = None  # the exit status that it has announced
+    status: int | None = None  # 128 + n for signal n; None until its end
 
     @property
     def is_over(self) -> bool:
-        """True once the members need it no more, nor it them."""
+        """True once worker and members do not need each other."""
         return self.trained or self.done
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class Worker:
 
 
 class Actions:
-    """Collects the actions that are to be done."""
+    """Collects actions until `take` returns them."""
 
     def __init__(self) -> None:
         self._actions: list[Send | Say] = []
@@ -147,5 +147,5 @@ class Actions:
         self._actions.append(Send("supervisor", (host,), message))
 
     def say(self, text: str) -> None:
-        """Tells the user something."""
+        """Shows the user a line."""
         self._actions.append(Say(text))
