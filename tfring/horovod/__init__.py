@@ -1,8 +1,7 @@
 """The name `horovod`: programs that import it run on tfring, unmodified.
 
-The packages of that name are in `names`, which only those see who ask for it:
-`tfringrun --horovod`, `python -m tfring.horovod`, or whoever puts the folder
-into `PYTHONPATH`.
+The packages of that name are in the folder `names`. It is in `PYTHONPATH` only
+on request: by `tfringrun --horovod`, `python -m tfring.horovod`, or the user.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ VERSION = "0.28.1+tfring"
 def settings() -> dict[str, str]:
     """Returns the environment variables of such programs.
 
-    They are `PYTHONPATH`, for the names, and tfring's counterparts of Horovod's
-    variables that are set.
+    These are `PYTHONPATH`, and tfring's counterparts of the variables of
+    Horovod that are set.
 
     Raises:
         ValueError: Horovod itself is installed.
@@ -34,9 +33,9 @@ def settings() -> dict[str, str]:
 def check_alone() -> None:
     """Raises ValueError if Horovod itself is installed.
 
-    Its modules that have no counterpart would be mixed with tfring's.
+    Horovod's modules without a counterpart would be mixed with tfring's.
     """
-    import importlib.metadata  # It takes 25 ms, and only this needs it.
+    import importlib.metadata  # takes 25 ms
 
     for found in importlib.metadata.distributions(name="horovod"):
         if found.version != VERSION:

@@ -1,7 +1,8 @@
 """`python -m tfring.horovod COMMAND`: runs a command that imports horovod.
 
-For ranks that mpirun or srun start. A command that begins with a Python file
-runs by this Python. Without a command it prints the folder for `PYTHONPATH`.
+It is for ranks that mpirun or srun start. If the command begins with a Python
+file, this Python runs it. Without a command it prints the folder for
+`PYTHONPATH`.
 """
 
 from __future__ import annotations

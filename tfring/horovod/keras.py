@@ -1,6 +1,6 @@
-"""Functions with another order of parameters in Horovod's Keras modules.
+"""Functions whose parameters have another order in Horovod's Keras modules.
 
-And which Keras these modules are for.
+`IS_KERAS2` says which Keras these modules are for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfring
 
-# By `TF_USE_LEGACY_KERAS=1` TensorFlow has `tf_keras`, if that is installed.
+# With `TF_USE_LEGACY_KERAS=1`, `tf.keras` is the package `tf_keras`.
 IS_KERAS2 = tf.keras.Model.__module__.startswith("tf_keras.")
 
 

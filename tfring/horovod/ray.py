@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tfring.ray
@@ -18,7 +18,7 @@ class Settings:
 
 
 class RayExecutor(tfring.ray.RayExecutor):
-    """As `tfring.ray.RayExecutor`, with Horovod's arguments."""
+    """As `tfring.ray.RayExecutor`, with Horovod's arguments and its name."""
 
     def __init__(
         self,
@@ -69,17 +69,5 @@ class RayExecutor(tfring.ray.RayExecutor):
         """
         return Settings(placement_group_timeout_s)
 
-    def start(
-        self,
-        executable_cls: Callable[..., Any] | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, str] | None = None,
-    ) -> None:
-        """As `tfring.ray.RayExecutor.start`; ranks may import horovod."""
-        super().start(
-            executable_cls,
-            executable_args,
-            executable_kwargs,
-            environment(extra_env_vars),
-        )
+    def _environment(self, extra: Mapping[str, str]) -> Mapping[str, str]:
+        return environment(extra)

@@ -14,7 +14,7 @@ _SAME = {
 _STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 _TIMELINE = "HOROVOD_TIMELINE"
 _LOG_LEVEL = "HOROVOD_LOG_LEVEL"
-# tfring always works as they ask.
+# tfring always does what these variables ask for.
 _NOT_NEEDED = {"HOROVOD_ENABLE_XLA_OPS", "HOROVOD_DYNAMIC_PROCESS_SETS"}
 _KNOWN = {*_SAME, _STALL_DISABLE, _TIMELINE, _LOG_LEVEL, *_NOT_NEEDED}
 
@@ -22,7 +22,7 @@ _KNOWN = {*_SAME, _STALL_DISABLE, _TIMELINE, _LOG_LEVEL, *_NOT_NEEDED}
 def counterparts(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns tfring's variables for those of Horovod's that are set.
 
-    Variables of tfring's that are set have their way, and are left out.
+    Variables of tfring that are set are left out, because they take precedence.
     """
     found = {
         ours: environment[theirs]
@@ -31,7 +31,7 @@ def counterparts(environment: Mapping[str, str]) -> dict[str, str]:
     }
     if environment.get(_STALL_DISABLE, "0") not in ("", "0"):
         found |= {_STALL_CHECK: "0", _STALL_SHUTDOWN: "0"}
-    # By this word a program starts it itself.
+    # DYNAMIC: the program starts the timeline itself.
     if environment.get(_TIMELINE, "") not in ("", "DYNAMIC"):
         found["TFRING_TIMELINE"] = environment[_TIMELINE]
     if environment.get(_LOG_LEVEL, "").lower() in ("trace", "debug", "info"):
@@ -42,7 +42,7 @@ def counterparts(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def unread(environment: Mapping[str, str]) -> str:
-    """Returns a sentence that names those without a counterpart; or ""."""
+    """Returns a sentence that names variables without a counterpart, or ""."""
     names = sorted(
         name
         for name, value in environment.items()

@@ -240,6 +240,27 @@ def node() -> str:
     return f"{socket.gethostname()}-{digest[:16]}"
 
 
+def check_counts(
+    caller: str,
+    name: str,
+    ranks: Any,
+    minimum_name: str,
+    minimum: int | None,
+) -> None:
+    """Checks the number of ranks and the minimum, which have these names.
+
+    Raises:
+        ValueError: A number is not valid.
+    """
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"{caller}: {name} must be at least 1, got {ranks!r}.")
+    if minimum is not None and not 1 <= minimum <= ranks:
+        raise ValueError(
+            f"{caller}: {minimum_name} must be from 1 to {name}={ranks}, got "
+            f"{minimum!r}."
+        )
+
+
 def pickled_call(caller: str, fn: Any, args: Any, kwargs: Any) -> bytes:
     """Pickles a function with its arguments.
 

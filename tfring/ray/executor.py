@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfring.launcher.launcher_process import Outcome, terminals
-from tfring.launcher.placed import Rendezvous, Ticket
+from tfring.launcher.placed import Rendezvous, Ticket, check_counts
 from tfring.ray.worker import Worker
 
 _CALLER = "tfring.ray"
-# After a failure the launcher has this long to say which rank failed first.
+# How long the launcher has to say which rank has failed first.
 _OUTCOME_SECONDS = 10.0
-# The rank that failed first has this long to bring its exception.
+# How long the rank that failed first has to return its exception.
 _ERROR_SECONDS = 5.0
-# Ranks that do nothing else leave at once.
+# How long the ranks have to leave: idle ranks leave at once.
 _LEAVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-# An elastic job ends when it had too few ranks for this long.
+# An elastic job ends once it has had too few ranks for this long.
 _ELASTIC_SECONDS = 600.0
 
 
@@ -26,21 +26,22 @@ class RayExecutor:
     """Runs functions on ranks that are actors of a Ray cluster.
 
     The actors live from `start` to `shutdown`, so that functions may leave
-    state in their process for the next ones. Functions call `tfring.init()`;
-    it does nothing in the second function. All ranks take part in a collective,
-    so run functions with collectives on all ranks: by `run`.
+    state in their process for the next ones. Functions call `tfring.init()`,
+        which does nothing after the first time. All ranks take part in a
+        collective, so call functions with collectives by `run`.
 
-    A function that raises, or an actor that is lost, ends all ranks. `start`
-    begins again.
+    A function that raises, or an actor that is lost, ends all ranks; then call
+    `shutdown`, and `start` for new ones.
 
     With `min_workers` the job is elastic, and goes on with the actors that are
-    left. Ray starts lost ones again, and these join as new ranks. Such an
+    left. Ray starts lost actors again, which join as new ranks. Such an
     executor runs one function after each `start`, by `run`.
 
     Args:
-        num_workers: The number of ranks. Of an elastic job, the most ranks.
+        num_workers: The number of ranks; the most ranks of an elastic job.
         cpus_per_worker: The CPUs that Ray reserves for each rank.
-        gpus_per_worker: The GPUs that Ray reserves for each rank, and shows it.
+        gpus_per_worker: The GPUs that Ray reserves for each rank. The rank sees
+            no others.
         min_workers: The job is elastic, and goes on with this many ranks.
         use_current_placement_group: Take the bundles of the placement group
             that this process is in, if it is in one. Otherwise the executor
@@ -86,7 +87,9 @@ class RayExecutor:
         use_current_placement_group: bool = True,
         start_timeout: float = 100.0,
     ) -> None:
-        _check(num_workers, min_workers)
+        check_counts(
+            _CALLER, "num_workers", num_workers, "min_workers", min_workers
+        )
         try:
             import ray  # noqa: F401
         except ImportError as error:
@@ -103,7 +106,7 @@ class RayExecutor:
         self._rendezvous: Rendezvous | None = None
         self._outcome: Outcome | None = None
         self._follower: threading.Thread
-        # In the order of the ranks, unless the job is elastic.
+        # The actors, in the order of the ranks unless the job is elastic.
         self._workers: list[Any] = []
 
     def start(
@@ -113,7 +116,7 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Places the ranks, and has them join.
+        """Places the actors, which join as ranks.
 
         Args:
             executable_cls: A class, of which each rank makes an object for
@@ -123,9 +126,10 @@ class RayExecutor:
             extra_env_vars: Environment variables of the ranks.
 
         Raises:
-            RuntimeError: It has started, or a rank was lost meanwhile.
-            TimeoutError: There is no room for the ranks.
-            ValueError: The job is elastic, where there is no `executable_cls`.
+            RuntimeError: The executor has started already, or a rank was lost
+                meanwhile.
+            TimeoutError: The cluster has no room for the ranks.
+            ValueError: `executable_cls` is given, and the job is elastic.
         """
         if self._rendezvous is not None:
             raise RuntimeError(
@@ -136,12 +140,16 @@ class RayExecutor:
         made = (executable_cls, executable_args or [], executable_kwargs or {})
         try:
             self._reserve()
-            self._join(extra_env_vars or {})
+            self._join(self._environment(extra_env_vars or {}))
             if executable_cls is not None:
                 self._get([w.make.remote(*made) for w in self._workers])
         except BaseException:
             self.shutdown()
             raise
+
+    def _environment(self, extra: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the variables of the ranks; a subclass may add some."""
+        return extra
 
     def _join(self, environment: Mapping[str, str]) -> None:
         """Has actors in all places join a new rendezvous."""
@@ -190,9 +198,9 @@ class RayExecutor:
             kwargs: Its keyword arguments, the same on every rank.
 
         Raises:
-            RuntimeError: It has not started, or a rank was lost.
-            Exception: The exception of the rank that failed first, as Ray
-                has it: with the traceback of the rank in its text.
+            RuntimeError: `start` has not been called, or a rank was lost.
+            Exception: The exception of the rank that failed first. Ray puts the
+                rank's traceback into its text.
         """
         if self._minimum is not None:
             return self._run_elastic(fn, args or [], kwargs or {})
@@ -270,7 +278,7 @@ class RayExecutor:
         return self._workers
 
     def _reserve(self) -> None:
-        """Has a place for all ranks at the same time, or raises."""
+        """Reserves a place for each rank at the same time."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -311,7 +319,7 @@ class RayExecutor:
         return actor.remote(ticket, dict(environment))
 
     def _get(self, references: list[Any]) -> list[Any]:
-        """Returns the results; raises what has made the first rank fail."""
+        """Returns the results, or raises the exception of the first failure."""
         import ray
 
         try:
@@ -325,7 +333,8 @@ class RayExecutor:
     ) -> Exception:
         """Returns the exception of the rank that failed first.
 
-        The launcher ends the other ranks; Ray only says that their actors died.
+        The launcher ends the other ranks, of which Ray only says that they
+        died.
         """
         import ray
 
@@ -341,7 +350,7 @@ class RayExecutor:
             except ray.exceptions.RayTaskError as error:
                 errors[rank] = error
             except ray.exceptions.RayError:
-                pass  # The actor has died, or has not ended.
+                pass  # the actor has died, or still runs
         if errors and outcome is not None:
             first = outcome.ranks.get(outcome.failed_worker or "", -1)
             return errors.get(first, errors[min(errors)])
@@ -356,7 +365,7 @@ class RayExecutor:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> list[Any]:
-        """Calls a function, also in actors that Ray starts again."""
+        """Calls a function in all actors, also in those started again."""
         import ray
 
         pending = [
@@ -369,7 +378,7 @@ class RayExecutor:
             is_over = self._outcome is not None
             ready, pending = ray.wait(pending, timeout=_LOOK_SECONDS)
             if is_over and not ready:
-                break  # The others wait for a place, and have nothing to do.
+                break  # the others still wait for a place
             for reference in ready:
                 try:
                     worker, result = ray.get(reference)
@@ -378,7 +387,7 @@ class RayExecutor:
                     self._rendezvous.end()
                     raise
                 except ray.exceptions.RayError:
-                    pass  # The launcher says why, if it matters.
+                    pass  # the launcher reports losses
         self._rendezvous.end(_OUTCOME_SECONDS)
         self._follower.join()
         outcome = self._outcome
@@ -388,15 +397,3 @@ class RayExecutor:
             raise RuntimeError(f"{_CALLER}: {said}")
         ranks = sorted(outcome.ranks.items(), key=lambda each: each[1])
         return [results[worker] for worker, _ in ranks if worker in results]
-
-
-def _check(size: int, minimum: int | None) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(
-            f"{_CALLER}: num_workers must be at least 1, got {size!r}."
-        )
-    if minimum is not None and not 1 <= minimum <= size:
-        raise ValueError(
-            f"{_CALLER}: min_workers must be from 1 to num_workers={size}, got "
-            f"{minimum!r}."
-        )

@@ -16,7 +16,8 @@ class Worker:
     def __init__(self, ticket: Ticket, environment: Mapping[str, str]) -> None:
         import ray
 
-        # A restarted actor has another one, and joins as another place.
+        # The id differs after a restart, because the actor joins as a new
+        # place.
         process = ray.get_runtime_context().get_worker_id()[:8]
         place = f"{socket.gethostname()}/{process}"
         self._joined = Joined(ticket, place, environment)
@@ -54,7 +55,7 @@ class Worker:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[str, Any]:
-        """Calls a function, and leaves the job; returns its name, too."""
+        """Calls a function, and leaves the job; returns worker and result."""
         result = self._call(fn, args, kwargs)
         self._joined.leave()
         return self._joined.worker, result

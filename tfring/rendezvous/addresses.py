@@ -1,6 +1,6 @@
-"""TCP sockets to, and at, the addresses of a name.
+"""TCP connections to, and listeners at, the addresses of a host name.
 
-A name may have addresses in several networks, and some of these may be dead.
+A name may have addresses in several networks, some of which may be dead.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from tfring.rendezvous.handshake import BusyError, HandshakeError
 
-# The longest time for one address of a name, if another one is left.
+# The most time for one address of a name while other addresses are left.
 _ADDRESS_SECONDS = 5.0
-# The same value as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
-# options]). Pulses tell sooner that a worker is lost. The end of one of these
-# connections ends its process, and a machine that freezes for two seconds is no
-# reason for that.
+# As long as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
+# options]). Pulses tell sooner that a worker is lost. The end of such a
+# connection ends its process, which a machine that freezes for two seconds must
+# not cause.
 UNACKNOWLEDGED_MILLISECONDS = 5000
 
 
 def configure(sock: socket.socket) -> None:
-    """Has TCP hear a lost machine, or a cut link, within some seconds."""
+    """Makes TCP notice a lost machine or a cut link within some seconds."""
     sock.set_inheritable(False)
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
@@ -38,13 +38,13 @@ def connect(
     deadline: float,
     greet: Callable[[socket.socket, float], None],
 ) -> socket.socket:
-    """Connects to the first address of a name that greets as it should.
+    """Connects to the first address of a name at which `greet` succeeds.
 
-    `greet` gets the socket and its deadline. Each address has a share of the
-    time, for both, and the last one has all that is left.
+    `greet` takes the connected socket and its deadline. Each address gets a
+    share of the time, and the last one all that is left.
 
     Raises:
-        OSError: None does.
+        OSError: No address has greeted in time.
     """
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     errors: list[OSError] = []
@@ -57,7 +57,7 @@ def connect(
             return _connect_once(family, place, by, greet)
         except OSError as error:
             errors.append(error)
-    # An address that has answered tells more than a silent one.
+    # The error of an address that has answered says more than a timeout.
     answers = (BusyError, HandshakeError, ConnectionResetError)
     raise next((e for e in errors if isinstance(e, answers)), errors[-1])
 
@@ -84,7 +84,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     """Listens at the first address of a name that this machine has.
 
     Raises:
-        OSError: It has none, or the port is taken.
+        OSError: This machine has no such address, or the port is taken.
     """
     found = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -99,10 +99,10 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def seconds_left(deadline: float) -> float:
-    """Returns the time until then.
+    """Returns the seconds until a deadline.
 
     Raises:
-        TimeoutError: There is none.
+        TimeoutError: The deadline has passed.
     """
     left = deadline - time.monotonic()
     if left <= 0:

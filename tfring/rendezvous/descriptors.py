@@ -6,7 +6,7 @@ import contextlib
 import resource
 from pathlib import Path
 
-# For all else that a process opens meanwhile.
+# Descriptors that are kept free for the rest of the process.
 SPARE = 16
 
 
@@ -19,9 +19,9 @@ def raise_limit() -> int:
 
 
 def check(more: int, purpose: str) -> None:
-    """Checks that this process may open so many more descriptors.
+    """Checks that this process may open `more` descriptors.
 
-    Their purpose ends the error's sentence.
+    `purpose` completes the error's sentence.
 
     Raises:
         RuntimeError: The limit does not allow it.
@@ -29,7 +29,7 @@ def check(more: int, purpose: str) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = len(list(Path("/proc/self/fd").iterdir()))
-    except OSError:  # Not even one is left for this.
+    except OSError:  # no descriptor is left to list them
         used = limit
     if used + more + SPARE > limit:
         raise RuntimeError(

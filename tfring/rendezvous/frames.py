@@ -10,7 +10,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(payload: bytes) -> bytes:
-    """Returns the frame of some bytes."""
+    """Returns the frame of a payload."""
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -23,11 +23,11 @@ def from_json(payload: bytes) -> dict[str, Any]:
     """Reads a message.
 
     Raises:
-        ConnectionError: It is no JSON, or not an object.
+        ConnectionError: The payload is not a JSON object.
     """
     try:
         message = json.loads(payload)
-    # RecursionError: some thousand brackets.
+    # Thousands of brackets cause a RecursionError.
     except (ValueError, RecursionError) as error:
         raise ConnectionError(f"a message that is no JSON: {error}") from None
     if not isinstance(message, dict):
@@ -39,7 +39,7 @@ class Decoder:
     """Cuts the bytes of a connection into frames."""
 
     def __init__(self, longest_bytes: int) -> None:
-        """Takes payloads of at most so many bytes."""
+        """Accepts payloads of at most `longest_bytes`."""
         self._longest_bytes = longest_bytes
         self._data = bytearray()
 
@@ -48,10 +48,10 @@ class Decoder:
         self._data += data
 
     def next(self) -> bytes | None:
-        """Returns the payload of the next frame; None if it is not whole yet.
+        """Returns the payload of the next frame; None if it is incomplete.
 
         Raises:
-            ConnectionError: Its length is more than any frame's.
+            ConnectionError: The frame is longer than allowed.
         """
         if len(self._data) < _LENGTH.size:
             return None
@@ -69,5 +69,5 @@ class Decoder:
         return payload
 
     def has_more(self) -> bool:
-        """Tells if bytes are left."""
+        """Tells whether bytes are left."""
         return bool(self._data)

@@ -3,10 +3,10 @@
 The side that accepts sends a nonce. The side that connects answers with one
 frame: a nonce of its own, an HMAC-SHA256 of both nonces and of its hello, and
 the hello, which is JSON. The side that accepts proves itself by an HMAC of its
-own, or closes the connection. Each HMAC names its direction and has both
-nonces, so that no proof serves twice, or in both directions. A busy
-listener sends a word that proves nothing in place of its nonce or its proof,
-and its peer tries again.
+    own, or closes the connection. Each HMAC covers its direction and both
+    nonces, so that a proof is valid once and in one direction. A busy listener
+    sends a word that proves nothing in place of its nonce or its proof, and its
+    peer tries again.
 
 The rest of the connection is neither encrypted nor signed: the network between
 the hosts of a job is trusted not to alter it.
@@ -33,16 +33,16 @@ _MEANING = {
         "files (`ulimit -n`, also the hard one)."
     ),
 }
-# Of a hello; what comes before the proof is from anyone.
+# The longest hello. It is limited because anyone may send one.
 HELLO_BYTES = 64 << 10
 
 
 class HandshakeError(ConnectionError):
-    """The other side is not of this job, or does not talk as it does."""
+    """The peer is not of this job, or breaks the protocol."""
 
 
 class BusyError(ConnectionError):
-    """The other side has too much to do; it may be of this job."""
+    """The peer is too busy to shake hands; it may be of this job."""
 
 
 def make_token() -> str:
@@ -54,7 +54,7 @@ def key_of(token: str) -> bytes:
     """Returns the bytes of a token.
 
     Raises:
-        ValueError: It is not 256 bits in hex.
+        ValueError: The token is not 256 bits in hex.
     """
     try:
         key = bytes.fromhex(token)
@@ -84,7 +84,7 @@ class Connecting:
         """Prepares a connection's handshake; the hello says who connects.
 
         Raises:
-            ValueError: The token is none, or the hello is too long.
+            ValueError: The token is invalid, or the hello is too long.
         """
         self._key = key_of(token)
         self._hello = frames.to_json(hello)
@@ -96,10 +96,10 @@ class Connecting:
         self._server_nonce = b""
 
     def answer(self, greeting: bytes) -> bytes:
-        """Returns what to send once the other side's nonce has come.
+        """Returns what to send in answer to the listener's nonce.
 
         Raises:
-            BusyError: It is no nonce.
+            BusyError: The listener is busy, and has sent no nonce.
         """
         _check_not_busy(greeting)
         self._server_nonce = greeting
@@ -113,7 +113,7 @@ class Connecting:
 
         Raises:
             BusyError: The listener is busy, and has sent no proof.
-            HandshakeError: It does not have the token.
+            HandshakeError: The listener does not have the token.
         """
         _check_not_busy(proof)
         expected = _proof(
@@ -134,7 +134,7 @@ class Accepting:
 
     Attributes:
         greeting: The bytes to send first.
-        hello: The name of the peer, once `feed` has returned a proof.
+        hello: The peer's hello, once `feed` has returned a proof.
     """
 
     def __init__(self, token: str) -> None:
@@ -148,9 +148,9 @@ class Accepting:
         """Takes bytes; returns the proof to send once the hello has come.
 
         Raises:
-            HandshakeError: The other side does not have the token, or talks out
-                of turn.
-            ConnectionError: Its message is no hello.
+            HandshakeError: The peer does not have the token, or sends more than
+                a hello.
+            ConnectionError: The message is no hello.
         """
         self._frames.feed(data)
         if (frame := self._frames.next()) is None:
@@ -165,6 +165,6 @@ class Accepting:
         )
         if not hmac.compare_digest(proof, expected):
             raise HandshakeError("who connects does not have the job's token.")
-        # Only now is it read: it is from a process of this job.
+        # Decode the hello only now that the proof is checked.
         self.hello = frames.from_json(hello)
         return _proof(self._key, b"tfring accept", nonce, self.greeting, hello)

@@ -6,8 +6,8 @@
     channel = wire.Channel(socket)
     channel.send({"kind": "ready"})
 
-All sockets are closed in programs that this process starts, as a child that
-holds one would hide the death of its parent.
+Programs that this process starts inherit no socket: a child that held one would
+hide the death of its parent.
 """
 
 from __future__ import annotations
@@ -38,28 +38,30 @@ from tfring.rendezvous.handshake import (
 
 Address = tuple[str, int]
 
-# All of a handshake takes at most so long.
+# The most time for a handshake.
 HANDSHAKE_SECONDS = 5.0
-# So many connections may be in a handshake at once, of all workers of a job at
-# its start; the oldest makes room. The kernel keeps as many more.
+# The most connections in a handshake at once: all workers of a job connect at
+# its start. A further connection replaces the oldest. The kernel's backlog
+# holds as many again.
 MOST_HANDSHAKES = 4096
-# Handshakes may take so much of this process's descriptors.
+# Handshakes may use one in this many of the process's descriptors.
 _SHARE_OF_DESCRIPTORS = 4
-# After so many new connections the handshakes go on.
+# The most connections to accept before handshakes continue.
 ACCEPTED_AT_ONCE = 64
-# The longest message of a channel: the members of a generation with 1000s of
-# workers.
+# The longest message of a channel. It fits the members of a generation with
+# thousands of workers.
 MESSAGE_BYTES = 4 << 20
 
-# A connection may be cut for another reason than the token.
+# A connection may be cut for other reasons than a wrong token, so a peer is
+# given up only after this many cuts.
 _ATTEMPTS = 3
-# Before the next attempt; doubled each time, up to the longest.
+# The pause before the next attempt, which doubles each time up to the longest.
 _WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 1.0
 
 
 class ChannelClosedError(ConnectionError):
-    """The other side is gone, or does not talk as it should."""
+    """The peer is gone, or breaks the protocol."""
 
 
 def connect(
@@ -68,17 +70,17 @@ def connect(
     hello: dict[str, Any],
     timeout_seconds: float = HANDSHAKE_SECONDS,
 ) -> socket.socket:
-    """Connects to a process of this job, and has both prove that they are.
+    """Connects to a process of this job; both prove that they have the token.
 
-    The hello names the peer and the purpose. The socket is blocking, and
-    nothing has been said on it yet. Addresses of a name are tried in turn. The
-    time is for all of them, with their handshakes.
+    The hello names this process and its purpose. The addresses of a name are
+    tried in turn, within `timeout_seconds` in all. The returned socket is
+    blocking, and has carried no message yet.
 
     Raises:
-        OSError: The other side cannot be reached (ConnectionRefusedError:
-            nobody listens there), or is too slow or too busy (TimeoutError).
-        HandshakeError: It is not of this job.
-        ValueError: The token is none, or the hello is too long.
+        OSError: The peer cannot be reached (ConnectionRefusedError: nobody
+            listens there), or is too slow or too busy (TimeoutError).
+        HandshakeError: The peer is not of this job.
+        ValueError: The token is invalid, or the hello is too long.
     """
     deadline = time.monotonic() + timeout_seconds
     wait = _WAIT_SECONDS
@@ -106,7 +108,7 @@ def connect(
                     "of another job, with another TFRING_ELASTIC_TOKEN, or it "
                     "is about to end."
                 ) from None
-        # Chance spreads the attempts of many workers.
+        # A random pause spreads the attempts of many workers.
         time.sleep(wait * random.uniform(0.5, 1.0))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
@@ -117,7 +119,8 @@ def _shake_hands(
     greeting = _receive_exactly(sock, NONCE_BYTES, deadline)
     sock.settimeout(addresses.seconds_left(deadline))
     hello = handshake.answer(greeting)
-    # The listener may have said why it closes it.
+    # Go on after an error: the listener may have sent its reason before it
+    # closed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(hello)
     handshake.check(_receive_exactly(sock, PROOF_BYTES, deadline))
@@ -145,15 +148,15 @@ def listening_socket(host: str, port: int = 0) -> socket.socket:
 
 
 class Listener:
-    """Accepts connections of this job alone.
+    """Accepts connections from processes of this job.
 
-    Strangers that send nothing, too little or a wrong message are closed, and
-    nobody waits for them. A connection that is closed for want of room is told
-    to try again. The process gets the highest limit of descriptors.
+    It closes connections that send nothing, too little or a wrong message, and
+    never waits for them. A peer whose connection is closed for lack of room is
+    told to try again. The process's limit of descriptors is raised as far as
+    possible.
 
-    It has a `fileno`, which a selector may wait for; then, and a few times a
-    second in any case, call `accept(0)` until there is no more. Not
-    thread-safe.
+    A selector may wait for its `fileno`. Then, and a few times a second in any
+    case, call `accept(0)` until it returns None. Not thread-safe.
     """
 
     def __init__(
@@ -172,7 +175,7 @@ class Listener:
         """
         self._token = token
         self._clock = clock
-        # With their deadlines, the oldest first.
+        # Handshakes under way and their deadlines, the oldest first.
         self._handshakes: dict[socket.socket, tuple[Accepting, float]] = {}
         self._done: collections.deque[tuple[socket.socket, dict[str, Any]]] = (
             collections.deque()
@@ -187,11 +190,12 @@ class Listener:
         self.refused = 0  # how many connections were closed
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)
-        # Closed to accept, and refuse, a connection when no other is left.
+        # A descriptor in reserve: when none is left, closing it allows to
+        # accept a connection and to refuse it.
         self._spare = socket.socket()
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable when there is work."""
+        """Returns a descriptor that is readable when `accept` has work."""
         return self._selector.fileno()
 
     def accept(
@@ -199,7 +203,7 @@ class Listener:
     ) -> tuple[socket.socket, dict[str, Any]] | None:
         """Returns a connection of this job and its hello, if there is one.
 
-        The socket is blocking, and the peer speaks next.
+        The socket is blocking, and the peer sends the next message.
         """
         deadline = self._clock() + timeout_seconds
         while not self._done:
@@ -210,15 +214,16 @@ class Listener:
                 else:
                     self._go_on(key.data)
             now = self._clock()
-            # After the reads: this process may be the slow one.
+            # Drop slow peers after the reads, because this process may be the
+            # slow one.
             self._drop_slow(now)
-            # Even if strangers connect without end.
+            # The time ends even if strangers connect all the time.
             if now >= deadline:
                 break
         return self._done.popleft() if self._done else None
 
     def close(self) -> None:
-        """Closes all that is not accepted."""
+        """Closes the listener, and the connections that it has not returned."""
         for sock in list(self._handshakes):
             self._drop(sock)
         for sock, _ in self._done:
@@ -228,7 +233,7 @@ class Listener:
         self._spare.close()
 
     def _take_new(self) -> None:
-        # A bounded number: `accept` has others to attend.
+        # Take a bounded number, because handshakes under way need time, too.
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
@@ -241,7 +246,7 @@ class Listener:
                 sock.setblocking(False)
                 handshake = Accepting(self._token)
                 sock.send(handshake.greeting)
-            except OSError:  # It is gone already.
+            except OSError:  # the peer is gone already
                 sock.close()
                 continue
             if len(self._handshakes) >= self._most_handshakes:
@@ -251,7 +256,7 @@ class Listener:
             self._selector.register(sock, selectors.EVENT_READ, sock)
 
     def _refuse_one(self) -> None:
-        """Closes a handshake, or else the next connection."""
+        """Frees a descriptor: closes a handshake, or refuses a peer."""
         if self._handshakes:
             self._drop(next(iter(self._handshakes)), NO_DESCRIPTORS)
             return
@@ -265,7 +270,7 @@ class Listener:
             self._spare = socket.socket()
 
     def _go_on(self, sock: socket.socket) -> None:
-        if sock not in self._handshakes:  # It made room for another.
+        if sock not in self._handshakes:  # it was closed for a newer one
             return
         handshake, _ = self._handshakes[sock]
         try:
@@ -277,7 +282,7 @@ class Listener:
                 return
             with contextlib.suppress(BlockingIOError):
                 if not sock.recv(1, socket.MSG_PEEK):
-                    raise ConnectionResetError  # It has given the attempt up.
+                    raise ConnectionResetError  # the peer gave up
             sock.send(proof)
         except BlockingIOError:
             return
@@ -297,13 +302,14 @@ class Listener:
             self._drop(sock, BUSY)
 
     def _drop(self, sock: socket.socket, word: bytes = b"") -> None:
-        """Closes a connection, with a last word to who may be of this job."""
+        """Closes a connection, and sends a last word to the peer before."""
         del self._handshakes[sock]
         self._selector.unregister(sock)
         if word:
             with contextlib.suppress(OSError):
                 sock.send(word)
-                # Unread bytes would make it an abrupt end.
+                # Closing with unread bytes would reset the connection, and lose
+                # the word.
                 sock.recv(1 << 16)
         sock.close()
         self.refused += 1
@@ -326,9 +332,9 @@ class Channel:
         self._sock = sock
         self._frames = frames.Decoder(MESSAGE_BYTES)
         self._lock = threading.Lock()
-        # Frames, and the rest of one, in order.
+        # What is still to be sent: the rest of a frame, and whole frames.
         self._unsent: collections.deque[memoryview] = collections.deque()
-        # Why nothing more is received.
+        # Why nothing more can be received; "" while messages may come.
         self._ended = ""
 
     def fileno(self) -> int:
@@ -343,7 +349,7 @@ class Channel:
         """Sends a message.
 
         Raises:
-            ChannelClosedError: The other side is gone, or takes nothing.
+            ChannelClosedError: The peer is gone, or takes nothing in time.
         """
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
@@ -351,7 +357,7 @@ class Channel:
             while not self._flush():
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    # The rest of the frame cannot follow any more.
+                    # The channel is useless with a part of a frame sent.
                     self.shutdown()
                     raise ChannelClosedError(
                         f"nothing was taken for {timeout_seconds:g} s."
@@ -359,13 +365,13 @@ class Channel:
                 _wait(self._sock, select.POLLOUT, left)
 
     def start_send(self, frame: bytes = b"") -> bool:
-        """Sends as much as the connection takes now, and keeps the rest.
+        """Sends what the connection takes without waiting; keeps the rest.
 
-        The frame of a message is behind all that is kept. If it returns False,
-        call it again once the descriptor is writable.
+        `frame` follows what was kept before. If this returns False, call it
+        again once the descriptor is writable.
 
         Raises:
-            ChannelClosedError: The other side is gone.
+            ChannelClosedError: The peer is gone.
         """
         with self._lock:
             if frame:
@@ -411,13 +417,13 @@ class Channel:
                 self._frames.feed(data)
             return frames.from_json(frame)
         except OSError as error:
-            # For good: after garbage nothing else is believed.
+            # The end is final: nothing after an invalid message is trusted.
             self._ended = self._ended or str(error)
             self.shutdown()
             raise ChannelClosedError(self._ended) from None
 
     def shutdown(self) -> None:
-        """Ends the connection; a thread that receives hears it at once."""
+        """Ends the connection, and a `receive` that waits in another thread."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -430,5 +436,5 @@ class Channel:
 def _wait(sock: socket.socket, event: int, seconds: float) -> None:
     poll = select.poll()
     poll.register(sock, event)
-    # poll(2) takes an int.
+    # poll(2) takes the time as an int.
     poll.poll(max(1, int(min(seconds, 3600) * 1000)))

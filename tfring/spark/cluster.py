@@ -47,8 +47,8 @@ def check_barrier(
     """Waits until the session has a slot for each rank at the same time.
 
     Raises:
-        RuntimeError: It has not in that time.
-        ValueError: It allocates executors dynamically.
+        RuntimeError: After that time there are still too few slots.
+        ValueError: The session allocates executors dynamically.
     """
     conf = context.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -78,7 +78,7 @@ def _slots(context: Any) -> int:
 
 
 def warn_unless_authenticated(context: Any, caller: str) -> None:
-    """Says that the network may read the job's token, if it may."""
+    """Warns if the job's token crosses the network unprotected."""
     conf = context.getConf()
     is_local = context.master.startswith("local")
     if not is_local and conf.get("spark.authenticate", "false") != "true":
@@ -91,12 +91,12 @@ def warn_unless_authenticated(context: Any, caller: str) -> None:
 
 
 def place_of(task: Any) -> str:
-    """Names the place of a task, other than all tasks' before it."""
+    """Returns a name for the place of a task, unique among all attempts."""
     return f"{socket.gethostname()}/{task.taskAttemptId()}"
 
 
 def environment_of(task: Any) -> dict[str, str]:
-    """Returns the variables by which a rank keeps to its task's share."""
+    """Returns variables that limit a rank to the cores and GPUs of its task."""
     environment = {"TF_NUM_INTRAOP_THREADS": str(task.cpus())}
     gpu = task.resources().get("gpu")
     if gpu is not None:
@@ -107,12 +107,12 @@ def environment_of(task: Any) -> dict[str, str]:
 
 
 def is_cancelled(error: Exception) -> bool:
-    """Tells if somebody has cancelled the Spark job."""
+    """Tells whether the error says that the Spark job was cancelled."""
     return re.search(r"\bJob \d+ cancelled\b", str(error)) is not None
 
 
 def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
-    """Returns an error of one line in place of a page of Java."""
+    """Returns an error of one line in place of Java's traceback."""
     text = str(error)
     if any(words in text for words in _OTHER_PYTHON):
         said = (

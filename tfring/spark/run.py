@@ -13,6 +13,7 @@ from tfring.launcher.placed import (
     Rendezvous,
     Returned,
     Ticket,
+    check_counts,
     pickled_call,
     results,
     start_part,
@@ -22,14 +23,14 @@ from tfring.spark import cluster
 _Result = TypeVar("_Result")
 
 _CALLER = "tfring.spark.run"
-# A rank's task looks this often if its executor is still there.
+# How often a task checks whether its executor still lives.
 _LOOK_SECONDS = 0.2
-# After an error of Spark's the launcher has this long to say what it is about.
+# How long the launcher has, after an error of Spark, to report the cause.
 _LAUNCHER_SECONDS = 3.0
-# After the end of a job Spark has this long to bring its results. Tasks that
+# How long Spark has to return the results after the end of a job. Tasks that
 # had no slot before start then, and end at once.
 _RESULT_SECONDS = 60.0
-# After a failure the tasks have this long to end by themselves.
+# How long the tasks have to end by themselves after a failure.
 _TASK_SECONDS = 10.0
 
 
@@ -68,8 +69,8 @@ def run(
         num_proc: The number of ranks; None: `spark.default.parallelism`. Each
             rank needs a slot of `spark.task.cpus` cores, at the same time.
         env: Environment variables of the ranks. By default
-            `TF_NUM_INTRAOP_THREADS` is `spark.task.cpus`. GPUs that Spark has
-            given to the task are the ones that its rank sees.
+            `TF_NUM_INTRAOP_THREADS` is `spark.task.cpus`. A rank sees the GPUs
+                that Spark has given to its task.
         min_num_proc: The job is elastic, and goes on with this many ranks.
         start_timeout: Seconds until all ranks must have a slot; in an elastic
             job, for how long it may have too few ranks.
@@ -108,7 +109,7 @@ def run(
     call = pickled_call(_CALLER, fn, args, kwargs)
     context = cluster.active_context(_CALLER)
     ranks = num_proc or context.defaultParallelism
-    _check_numbers(ranks, min_num_proc)
+    check_counts(_CALLER, "num_proc", ranks, "min_num_proc", min_num_proc)
     is_elastic = min_num_proc is not None
     if not is_elastic:
         cluster.check_barrier(context, ranks, start_timeout, _CALLER)
@@ -138,22 +139,10 @@ def run(
     return _results(stage, outcome)
 
 
-def _check_numbers(ranks: int, minimum: int | None) -> None:
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(
-            f"{_CALLER}: num_proc must be at least 1, got {ranks!r}."
-        )
-    if minimum is not None and not 1 <= minimum <= ranks:
-        raise ValueError(
-            f"{_CALLER}: min_num_proc must be from 1 to num_proc={ranks}, got "
-            f"{minimum!r}."
-        )
-
-
 def _results(stage: _Stage, outcome: Outcome) -> list[Any]:
     has_failed = outcome.status != 0
     stage.join(_TASK_SECONDS if has_failed else _RESULT_SECONDS)
-    # A cancelled task ends its rank, which is what the launcher knows of it.
+    # After a cancellation the launcher only knows that ranks were lost.
     if stage.error is not None and (stage.was_cancelled or not outcome.said):
         raise cluster.explained(stage.error, stage.context, _CALLER)
     return results(stage.returned, outcome)
@@ -175,7 +164,7 @@ def _task(
             environment={**cluster.environment_of(task), **env},
         )
         try:
-            # A killed executor does not end its Python workers.
+            # A Python worker survives its executor, and gets another parent.
             parent = os.getppid()
             while not part.has_ended(_LOOK_SECONDS):
                 if os.getppid() != parent:
@@ -188,14 +177,14 @@ def _task(
 
 
 class _Stage:
-    """The ranks' stage, which a thread of its own submits and waits for.
+    """The stage of the ranks. A thread submits it and waits for its end.
 
-    The main thread must not: an interrupt in a call of py4j would break its
-    connection.
+    The main thread must not wait: an interrupt in a call of py4j would break
+    py4j's connection.
 
     Attributes:
         returned: What the ranks have returned.
-        error: Spark's error; None if there is none.
+        error: The error that Spark has raised, or None.
         was_cancelled: Somebody else has cancelled the Spark job.
     """
 
@@ -237,13 +226,13 @@ class _Stage:
             self._on_error()
 
     def join(self, seconds: float) -> None:
-        """Waits for its end, and cancels what has not ended by then."""
+        """Waits for the end of the stage, and cancels it if it is late."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             self.cancel()
             self._thread.join(_TASK_SECONDS)
 
     def cancel(self) -> None:
-        """Ends its tasks."""
+        """Ends the tasks of the stage."""
         self._cancels = True
         self.context.cancelJobsWithTag(self._tag)

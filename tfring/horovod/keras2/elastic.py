@@ -17,8 +17,8 @@ class TensorFlowKerasState(elastic.TensorFlowState):
 
     Args:
         model: A model that has been built.
-        optimizer: By default the optimizer of `model.compile`.
-        backend: Accepted as Horovod's, and without effect.
+        optimizer: The optimizer; by default that of `model.compile`.
+        backend: Ignored; Horovod has this argument.
         **kwargs: See `tfring.elastic.TensorFlowState`.
 
     Raises:
@@ -47,7 +47,7 @@ class TensorFlowKerasState(elastic.TensorFlowState):
         super().__init__(state_variables(model, self.optimizer), **kwargs)
 
     def reset(self) -> None:
-        # A trace may have the rank, the size and sets that are gone.
+        # A trace may contain a former rank, size or process set.
         if were_added() or runtime.job().topology != self._traced_at:
             for each in ("train", "test", "predict"):
                 setattr(self.model, f"{each}_function", None)

@@ -1,4 +1,4 @@
-"""Layers of Horovod's for Keras 2."""
+"""Horovod's layers for Keras 2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
     """Batch normalization with the statistics of all ranks' batches.
 
     Args:
-        fused: False: there is no fused implementation.
+        fused: Must be False: there is no fused implementation.
         process_set: The ranks that combine their statistics.
         **kwargs: All arguments of `tf_keras.layers.BatchNormalization`.
 

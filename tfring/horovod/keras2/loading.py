@@ -27,7 +27,7 @@ def load_model(
         custom_optimizers: Optimizer classes of your own.
         custom_objects: Other classes and functions, by name.
         compression: See `tfring.DistributedOptimizer`.
-        legacy_opts: Accepted as Horovod's: the file says which they are.
+        legacy_opts: Ignored, because the file says which optimizer it has.
 
     Returns:
         The model. If it was saved without an optimizer, it has none.

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def state_variables(model: Any, optimizer: Any) -> list[Any]:
-    """Leaves out metrics, and builds the optimizer, old or new, if need be."""
+    """Returns the variables without metrics; builds the optimizer if needed."""
     of_metrics = {id(v) for metric in model.metrics for v in metric.variables}
     variables = [v for v in model.variables if id(v) not in of_metrics]
     if optimizer is None:
