@@ -1,1 +1,1 @@
-"""The process: the library, its settings and errors, MPI, process sets."""
+"""This process in the job: library, settings, errors, MPI, process sets."""

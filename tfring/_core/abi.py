@@ -1,9 +1,9 @@
 """Checks that the op library fits this environment's TensorFlow and MPI.
 
-C++ libraries that do not fit each other crash, or worse, compute.  So the build
-records its versions, and `import tfring` compares them: with the metadata of
-packages, without loading TensorFlow, and with libmpi's own version, without
-starting MPI.  It also refuses a Keras of a release that tfring is not for.
+C++ libraries that do not fit each other crash, or compute wrong results. So the
+build records its versions, and `import tfring` compares them with the metadata
+of packages, without loading TensorFlow, and with libmpi's own version, without
+starting MPI. It also refuses releases of Keras that tfring does not support.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from typing import Any
 
 from tfring._core import fabrics
 
-# The oldest and the newest, as the build has written them.
+# The oldest and the newest release of Keras, as the build has recorded them.
 _Releases = tuple[tuple[int, int], tuple[int, int]]
 
 LIBRARY = Path(__file__).parents[1] / "libtfring_ops.so"
 
-# The names under which pip knows a TensorFlow.
+# The distributions of TensorFlow that pip knows.
 _TENSORFLOW_DISTRIBUTIONS = (
     "tensorflow",
     "tensorflow-cpu",
@@ -33,7 +33,7 @@ _TENSORFLOW_DISTRIBUTIONS = (
     "tf-nightly-cpu",
 )
 # Patterns for the result of MPI_Get_library_version, by the name that the build
-# has written. Other MPIs, such as a vendor's MPICH, have no version to compare.
+# has recorded. Other MPIs, such as a vendor's MPICH, are not compared.
 _MPI_VERSIONS = {
     "Open MPI": r"Open MPI v(\d+\.\d+[^,\s]*)",
     "MPICH": r"MPICH Version:\s*(\d+\.\d+\S*)",
@@ -79,8 +79,8 @@ def check_at_import() -> None:
 def mpi_library() -> Path:
     """Returns the libmpi that tfring was built for.
 
-    Its full path where it is known, else the bare name, for the dynamic loader
-    to find.
+    This is a full path if the build knew it, and otherwise a name for the
+    dynamic loader.
     """
     build = _build_info()
     directories = [
@@ -96,7 +96,7 @@ def mpi_library() -> Path:
 
 
 def open_mpi(library: Path | str) -> ctypes.CDLL:
-    """Opens libmpi, or finds it open, with tfring's settings of its parts.
+    """Opens libmpi, with tfring's settings for UCX.
 
     Raises:
       OSError: there is no such library.
@@ -107,7 +107,7 @@ def open_mpi(library: Path | str) -> ctypes.CDLL:
 
 def _in_launcher() -> bool:
     """Tells whether this process is `tfringrun`, or a part of it."""
-    if "-m" in sys.argv[:1]:  # Python is still looking for what to run
+    if "-m" in sys.argv[:1]:  # Python has not found the module to run yet
         module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
         return re.match(r"tfring\.(run|launcher)(\.|$)", module) is not None
     return bool(sys.argv) and Path(sys.argv[0]).name == "tfringrun"
@@ -128,7 +128,7 @@ def _build_info() -> Any:
 def _check_tensorflow(build: Any) -> None:
     built_for = build.TENSORFLOW_VERSION
     install = f"{build.TENSORFLOW_DISTRIBUTION}=={built_for}"
-    # The one of the build first: where two are installed, its files win.
+    # Of two installed distributions, prefer the one of the build.
     name, version = _first_installed(
         build.TENSORFLOW_DISTRIBUTION, *_TENSORFLOW_DISTRIBUTIONS
     )
@@ -152,7 +152,7 @@ def _check_tensorflow(build: Any) -> None:
 
 
 def _check_keras(releases: _Releases, requirement: str) -> None:
-    """Raises if tfring, which uses some of Keras's own code, may not fit it."""
+    """Raises if this Keras is of a release that tfring does not support."""
     name, version = _first_installed("keras", "keras-nightly")
     if version and not _is_within(version, releases):
         raise ImportError(
@@ -163,7 +163,7 @@ def _check_keras(releases: _Releases, requirement: str) -> None:
 
 
 def _first_installed(*distributions: str) -> tuple[str, str]:
-    """Returns the name and version of the first that is there, or ""s."""
+    """Returns name and version of the first installed TensorFlow, or ""s."""
     for name in distributions:
         if (version := _installed_version(name)) is not None:
             return name, version
@@ -184,8 +184,8 @@ def _installed_version(distribution: str) -> str | None:
     """Returns the version of a package; None if it is not installed."""
     stem = distribution.replace("-", "_")
     for folder in sys.path:
-        # pip's record of it, by its name: the launcher starts 25 ms sooner
-        # without importlib.metadata, which knows the other kinds.
+        # Read the name of pip's record: importlib.metadata would cost the
+        # launcher 25 ms. It is needed for other kinds of records only.
         for record in Path(folder).glob(f"{stem}-*.dist-info"):
             return record.stem.rpartition("-")[2]
     import importlib.metadata
@@ -199,8 +199,8 @@ def _installed_version(distribution: str) -> str | None:
 def _check_launcher(mpi_version: str) -> None:
     """Raises if another MPI's mpirun started this process.
 
-    This one's ranks would not find each other: each would be rank 0 of 1, and
-    train alone without a word.
+    The ranks would not find each other: each would be rank 0 of 1, and silently
+    train alone.
     """
     built_for_open_mpi = mpi_version.startswith("Open MPI")
     if "OMPI_COMM_WORLD_SIZE" in os.environ and not built_for_open_mpi:
@@ -218,7 +218,7 @@ def _check_launcher(mpi_version: str) -> None:
 
 def _check_loadable(mpi_version: str, soname: str) -> None:
     try:
-        # It is in no known directory: only the loader can find it.
+        # The directory of libmpi is unknown, so only the loader can find it.
         open_mpi(soname)
     except OSError:
         others = sorted(
@@ -235,8 +235,8 @@ def _check_loadable(mpi_version: str, soname: str) -> None:
 def _check_mpi_version(built_for: str, library: Path) -> None:
     """Raises if libmpi is of another release series than the build's.
 
-    The loader takes any file of the right name, and Open MPI's has had the
-    same one since 3.0. Within a series, such as 5.0, MPIs are compatible.
+    The loader takes any file of the right name, which Open MPI has not changed
+    since 3.0. Within a series, such as 5.0, versions are compatible.
     """
     family, _, expected = built_for.rpartition(" ")
     said = _library_version(library)
@@ -251,13 +251,13 @@ def _check_mpi_version(built_for: str, library: Path) -> None:
 
 
 def _library_version(library: Path) -> str:
-    """MPI's own version string, which may be read before MPI_Init."""
+    """Returns libmpi's version string, which is valid before MPI_Init."""
     text = ctypes.create_string_buffer(_MPI_VERSION_BYTES)
     length = ctypes.c_int()
     try:
         mpi = open_mpi(library)
         mpi.MPI_Get_library_version(text, ctypes.byref(length))
-    except (OSError, AttributeError):  # `tfring.init` says what is wrong.
+    except (OSError, AttributeError):  # `tfring.init` will report it
         return ""
     return text.value.decode(errors="replace")
 

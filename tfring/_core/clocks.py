@@ -1,4 +1,4 @@
-"""Clocks of several machines; each counts from a time of its own."""
+"""Offsets between the clocks of machines, which start at different times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PING_PONGS = 20
 
 
 def kernel() -> str:
-    """Names this machine's kernel: its processes have one clock."""
+    """Returns an id of this machine's kernel, whose processes share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -22,15 +22,15 @@ def kernel() -> str:
 def offset_ns(
     ask: Callable[[], int], clock_ns: Callable[[], int] = time.monotonic_ns
 ) -> int:
-    """Returns what this process adds to its clock to have another's.
+    """Returns what to add to this process's clock to get that of a peer.
 
-    The answer of the fastest of some ping-pongs is taken to be made in its
-    middle.
+    It takes the fastest of some ping-pongs, and assumes that the peer has
+    answered in the middle of it.
 
     Args:
         ask: Returns the peer's `time.monotonic_ns()`; it is called `PING_PONGS`
             times.
-        clock_ns: This process's.
+        clock_ns: Returns the time of this process's clock.
     """
     fastest_ns, offset = None, 0
     for _ in range(PING_PONGS):

@@ -49,8 +49,9 @@ class NotBroadcastWarning(UserWarning):
 class SameDrawsWarning(UserWarning):
     """The datasets of several ranks draw the same random numbers.
 
-    One seed was set on all ranks, and a dataset draws from it in `map`: an
-    augmentation is then the same on all ranks, for other samples. `fit` gives
+    All ranks have the same seed, and a dataset draws from it in `map`. The
+    ranks then apply the same random augmentations to different samples. `fit`
+    gives
     it on one rank. If warnings are errors, every rank raises it.
     """
 
@@ -69,7 +70,7 @@ class LossReductionWarning(UserWarning):
 class DifferentOrdersWarning(UserWarning):
     """Ranks may take elements of different orders of a dataset.
 
-    They would have some elements in common, and leave others out.
+    The ranks would then share some elements, and leave others out.
     `tfring.data.shard` gives it where that is possible: an operation of tf.data
     is not deterministic, or arrays begin with other elements. Where it is
     certain, `shard` raises an error. `fit` gives it for a dataset that is
@@ -88,7 +89,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
-    """`State.commit` has found that hosts come or go: start again from here.
+    """`State.commit` has found that hosts come or go: start again from it.
 
     Args:
         skip_sync: True if the ranks need not be given rank 0's state.
@@ -100,7 +101,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
 
 
 def warn_all_ranks(warning: Warning, *, is_shown: bool) -> None:
-    """Gives a warning that all ranks reach, and one prints.
+    """Gives a warning on all ranks, which only one of them prints.
 
     Args:
         warning: Raised on every rank if warnings of its class are errors.

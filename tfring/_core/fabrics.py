@@ -1,13 +1,13 @@
 """Keeps MPI from waiting for fabrics that this machine does not have.
 
 Open MPI 5 waits a second in `MPI_Init` while its transport `ofi` looks for
-devices. It is left out where the kernel knows none, unless the user has chosen
-transports.
+devices. tfring leaves `ofi` out where the kernel knows no devices, unless the
+    user has chosen transports.
 
-UCX, which Open MPI and MPICH may be built with, spends 40 ms on patching the C
-library's functions for memory, once its library is opened. The patches tell it
-which memory of a fabric or a GPU is gone, and are left out where there is
-neither, unless the user has chosen.
+Open MPI and MPICH may be built with UCX, which spends 40 ms on patching the C
+library's memory functions when its library is opened. The patches tell UCX
+which memory of a fabric or a GPU was freed. tfring leaves them out where there
+is neither, unless the user has chosen.
 """
 
 from __future__ import annotations
@@ -49,17 +49,16 @@ def settings_of_ucx(
     environment: MutableMapping[str, str],
     devices: tuple[Path, ...] = (*_DEVICES, *_GPUS),
 ) -> Iterator[None]:
-    """Within it, UCX may be opened, as a part of MPI's library.
+    """Sets UCX's variables while MPI's library, and UCX with it, is opened.
 
-    UCX reads these settings when it is opened, and not again.
+    UCX reads its settings only when it is opened.
 
     Args:
         environment: The variables of this process.
         devices: The folders with a file for each fabric or GPU.
     """
-    # An MPI may take GPU memory by UCX, which remembers the device of each
-    # address. It does not see all of TensorFlow's allocations, and would take
-    # them for the host's.
+    # UCX remembers which addresses are a GPU's. It does not see all allocations
+    # of TensorFlow, and would take them for host memory.
     environment.setdefault("UCX_MEMTYPE_CACHE", "n")
     is_chosen = any(
         name in environment for name in (_UCX_HOOKS, "UCX_MEM_EVENTS")
@@ -71,7 +70,7 @@ def settings_of_ucx(
     try:
         yield
     finally:
-        # A program that this one starts on another machine may have a fabric.
+        # Programs started from here may run on a machine with a fabric.
         del environment[_UCX_HOOKS]
 
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 from tfring._core import native
 
-# The exit status of a process that a KeyboardInterrupt ends.
+# The exit status of Python after a KeyboardInterrupt.
 INTERRUPTED = 130
 # The longest that a failing rank waits for the launcher to read its output.
 _READ_SECONDS = 5.0
-# If a rank fails because another has left, it gives that rank so long to end
+# A rank that fails because another has left gives that rank this long to end
 # the job with its own status.
 _OTHERS_SECONDS = 5.0
 _LOOK_SECONDS = 0.001
@@ -31,10 +31,11 @@ _exit_status = 0
 def end_job_with_this_process(
     is_another_gone: Callable[[], bool], end_job: Callable[[int, str], None]
 ) -> None:
-    """Makes an exception that nobody catches here end the job.
+    """Makes an uncaught exception in this process end the job.
 
     Args:
-        is_another_gone: Tells if another rank's end has caused it.
+        is_another_gone: Tells whether another rank's end has caused the
+            exception.
         end_job: Takes the status and the exception in words.
     """
     show = sys.excepthook
@@ -60,20 +61,20 @@ def end_job_with_this_process(
 
 
 def exit_status() -> int:
-    """The status of the `sys.exit` that ends this process, 0 if there is none.
+    """Returns the status of the `sys.exit` that ends this process, or 0.
 
-    A bare `raise SystemExit(3)` passes unseen: before the process ends, Python
-    tells its status to nobody.
+    The status of a bare `raise SystemExit(3)` is unknown here: Python tells
+    nobody before the process ends.
     """
     return _exit_status
 
 
 class _Exit(SystemExit):
-    """The exception of `sys.exit`, which somebody may catch."""
+    """An exception of `sys.exit` that notices whether it ends the process."""
 
     def __del__(self) -> None:
         global _exit_status
-        if sys._getframe().f_back is not None:  # The program goes on.
+        if sys._getframe().f_back is not None:  # it was caught
             _exit_status = 0
 
 
@@ -86,23 +87,23 @@ def _note_exits() -> None:
             leave(status)
         if isinstance(status, int):
             _exit_status = status & 0xFF
-        else:  # A message, by Python's rule.
+        else:  # Python prints other values, and exits with 1
             _exit_status = int(status is not None)
         raise _Exit(status)
 
     sys.exit = note_and_leave
-    # The interpreter's own, which raise SystemExit by themselves.
+    # The interpreter's `exit` and `quit` raise SystemExit themselves.
     for name in ("exit", "quit"):
         if hasattr(builtins, name):
             setattr(builtins, name, note_and_leave)
 
 
 def wait_until_read(*descriptors: int) -> None:
-    """Waits, but not for long, until pipes have been read.
+    """Waits some seconds until the launcher has read the pipes.
 
-    The launcher gets a rank's words by pipes and an abort by a way of its own.
-    When it has both before it, it reads the abort first: then the launcher's
-    own words and other ranks' precede the message.
+    A rank's messages reach the launcher by pipes, and an abort by another path.
+    If both wait, the launcher reads the abort first, and other messages precede
+    those of the failed rank.
     """
     deadline = time.monotonic() + _READ_SECONDS
     while any(map(_unread_bytes, descriptors)):
@@ -117,6 +118,6 @@ def _unread_bytes(descriptor: int) -> int:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return 0
         fcntl.ioctl(descriptor, termios.FIONREAD, count)
-    except OSError:  # It is closed.
+    except OSError:  # the pipe is closed
         return 0
     return count[0]

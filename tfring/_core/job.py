@@ -28,12 +28,12 @@ class Topology:
 
     @classmethod
     def of_nodes(cls, rank: int, nodes: Sequence[object]) -> Topology:
-        """Returns that of `rank`, where `nodes` has the node of each rank."""
+        """Returns the topology of `rank`; `nodes` has the node of each rank."""
         peers: dict[object, list[int]] = {}
         for each, node in enumerate(nodes):
             peers.setdefault(node, []).append(each)
         local_rank = peers[nodes[rank]].index(rank)
-        # One rank of each node that has so many.
+        # One rank per node, from the nodes with more than `local_rank` ranks.
         cross = sorted(
             of_node[local_rank]
             for of_node in peers.values()
@@ -61,13 +61,13 @@ class Job(abc.ABC):
 
     @property
     def place(self) -> Topology:
-        """The numbers for scripts; see Note [A place to come]."""
+        """The topology for scripts; see Note [A place to come]."""
         return self.topology
 
     @property
     @abc.abstractmethod
     def comm(self) -> MPI.Intracomm:
-        """A communicator of the job, for all but the engine.
+        """A communicator of the job. The engine has another one.
 
         Raises:
             RuntimeError: The job does not use MPI.
@@ -82,32 +82,34 @@ class Job(abc.ABC):
         """Raises the error of any rank on every rank. Collective.
 
         Args:
-            error: This rank's, of a text alone; None if it has none.
+            error: This rank's error, with a text as its only argument; None if
+                it has none.
         """
 
     @abc.abstractmethod
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:
-        """Starts the engine of a set, on its ranks; the others note it.
+        """Starts the engine of a set on its ranks; other ranks register it.
 
         Collective.
 
         Returns:
-            The error on this rank; None if nothing is.
+            The error on this rank, or None.
         """
 
     def leave(self) -> None:  # noqa: B027
-        """Ends all but the engine, which has stopped."""
+        """Frees what the job has besides the engine, which has stopped."""
 
     @abc.abstractmethod
     def next(self, steps: int) -> Job:
-        """Starts the next job with the ranks that there are then.
+        """Starts the next job, with the ranks that are left or have joined.
 
         The engine has stopped. Collective over these ranks.
 
         Args:
-            steps: How many commits are in this rank's state; -1: it has none.
+            steps: The number of commits in this rank's state; -1 without a
+                state.
 
         Raises:
             TimeoutError: A rank is missing for as long as a collective may be

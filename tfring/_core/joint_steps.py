@@ -1,9 +1,9 @@
 """Steps of `init` that succeed on every rank, or raise on every rank.
 
-If a rank failed alone, the rest would wait inside MPI. So before and after each
-step the ranks tell rank 0 the outcome, and rank 0 answers: with the first
-failure that it hears of, or with the names of ranks that are late. No rank is
-in a blocking call of MPI meanwhile.
+If one rank failed alone, the others would wait inside MPI. So before and after
+each step the ranks report the outcome to rank 0. Rank 0 answers with the first
+failure, or with the numbers of late ranks. No rank is in a blocking call of MPI
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Below the tags that every MPI has.
+# Tags from here on are below the largest tag that every MPI allows.
 _FIRST_TAG = 31000
 _TAGS = 1000
 _LONGEST_POLL_SECONDS = 0.01
-# After its deadline rank 0 has this long to answer.
+# How long rank 0 has to answer after its deadline.
 _ANSWER_SECONDS = 10.0
-# So that MPI sends a report without asking first.
+# MPI sends reports of this length eagerly, without waiting for a receive.
 _LONGEST_TEXT = 1500
 
-# A failed agreement may leave reports unread, so the next has another tag. All
-# its ranks have seen it fail.
+# The number of failed agreements. Each may leave unread reports, so the next
+# one has another tag; all ranks have seen the failure.
 _failures = 0
-# Kept, as MPI may still read from them.
+# Buffers of reports, kept because MPI may still read from them.
 _sent: list[Any] = []
 
-# Other errors may be of classes that another rank lacks.
+# Errors of other classes become a RuntimeError: another rank may lack the
+# class.
 _KINDS = (ImportError, RuntimeError, TimeoutError, TypeError, ValueError)
 
 
@@ -52,11 +53,11 @@ class Party:
         self._members = list(members)
         self._me = self._members.index(comm.rank)
         self._limit = limit
-        # The time of the first agreement: until then no rank waits.
+        # The time of the first agreement, before which no rank waits.
         self._begin: float | None = None
 
     def agree(self, error: Exception | None) -> None:
-        """Ends a step that this rank has already taken, or failed to.
+        """Agrees on the outcome of a step that this rank has taken.
 
         Raises:
             Exception: `error`, or that of another rank.
@@ -76,7 +77,7 @@ class Party:
                 then still be running.
         """
         step: Future[_T] = Future()
-        # A daemon: the process may end while it hangs.
+        # A daemon thread, so that the process can end while the step hangs.
         threading.Thread(
             target=_take, args=[step, work], name="tfring.init", daemon=True
         ).start()
@@ -87,7 +88,7 @@ class Party:
         global _failures
         tag = _FIRST_TAG + _failures % _TAGS
         if len(self._members) == 1:
-            step.exception()  # It waits for it.
+            step.exception()  # `exception` waits
             answer = None
         elif self._me == 0:
             answer = self._collect(step, tag)
@@ -96,12 +97,12 @@ class Party:
         if answer is not None:
             _failures += 1
         if step.done():
-            step.result()  # This rank's own error is the more precise one.
+            step.result()  # the error of this rank is more precise
         if answer is not None:
             raise answer
 
     def _collect(self, step: Future[Any], tag: int) -> Exception | None:
-        """On rank 0: receives all reports; returns the answer sent to all."""
+        """On rank 0: receives all reports; returns its answer to all ranks."""
         MPI = native.mpi()  # noqa: N806
         ranks = {member: rank for rank, member in enumerate(self._members)}
         heard: dict[int, Exception | None] = {}
@@ -146,7 +147,7 @@ class Party:
         return TimeoutError(self._too_late([0]))
 
     def _polls(self, grace: float) -> Iterator[None]:
-        """Yields until the time is over."""
+        """Yields at short intervals until the time is over."""
         pause = 0.0002
         if self._begin is None:
             self._begin = time.monotonic()
@@ -177,7 +178,7 @@ def _take(step: Future[_T], work: Callable[[], _T]) -> None:
 
 
 def _report(step: Future[Any], rank: int) -> Exception | None:
-    """An error for all ranks, of a failure in a step that is over."""
+    """Returns the error for all ranks if the step has failed on `rank`."""
     error = step.exception()
     if error is None:
         return None
@@ -191,5 +192,5 @@ def _send(comm: Any, message: Any, rank: int, tag: int) -> None:
     try:
         _sent.append(comm.isend(message, rank, tag))
         _sent[:] = [request for request in _sent if not request.Test()]
-    except MPI.Exception:  # It is lost.
+    except MPI.Exception:  # the rank is lost
         pass

@@ -35,7 +35,7 @@ class Over:
 
 
 class LauncherLink:
-    """Talks to the rendezvous, for as long as this process is in the job."""
+    """Talks to the rendezvous while this process is in the job."""
 
     def __init__(self) -> None:
         """Connects to the rendezvous that the environment names.
@@ -48,20 +48,20 @@ class LauncherLink:
         token = _needed("TFRING_ELASTIC_TOKEN")
         interface = _needed("TFRING_ELASTIC_INTERFACE")
         host, _, port = _needed("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
-        # The host that it is on, as the launcher calls it.
+        # The node of this worker, as the launcher calls it.
         self.node = _needed("TFRING_ELASTIC_HOST")
-        # Workers wait to join, or members are to leave.
+        # True once the members are to leave at a commit, for a new generation.
         self.has_waiting = False
-        # This worker has said why it ends.
+        # True once this worker has said that it ends.
         self.is_leaving = False
-        # One for each `ready`, and None from `stop_waiting`.
+        # An answer for each `ready`, or None from `stop_waiting`.
         self._answers: queue.SimpleQueue[Form | Topology | Over | None] = (
             queue.SimpleQueue()
         )
         self._is_waiting = False
-        # One for each `leaving`.
+        # An answer for each `leaving`.
         self._may_leave: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # Why generations are over.
+        # Why each generation that is over has ended.
         self._stopped: dict[int, str] = {}
         self._stops = threading.Condition()
 
@@ -88,16 +88,16 @@ class LauncherLink:
     ) -> Form | Topology | Over:
         """Says that this worker has left a generation, and waits for the next.
 
-        The launcher has the time limits, and ends this process then.
+        The launcher keeps the time limits, and ends this process if it is late.
 
         Args:
-            generation: The one that it has left, 0 if it was in none.
-            steps: How many commits are in its state; -1: it has none.
-            building: It has no model yet: if a generation trains already, it
-                builds first, and is told its future place.
+            generation: The generation that this worker has left; 0 for none.
+            steps: The number of commits in its state; -1 without a state.
+            building: This worker has no model yet. If a generation trains
+                already, the worker builds first, and is told its future place.
 
         Raises:
-            SystemExit: It was asked to end (`stop_waiting`), and may.
+            SystemExit: This worker was asked to end (`stop_waiting`), and may.
         """
         self._is_waiting = True
         self.say(
@@ -124,7 +124,7 @@ class LauncherLink:
             self._answers.put(None)
 
     def may_leave(self) -> bool:
-        """Says that this worker is asked to end; the launcher decides.
+        """Asks the launcher whether this worker, which was asked to end, may.
 
         If it returns False, the worker leaves its generation for one in which
         another gets its state, and asks again at the next commit.
@@ -134,18 +134,18 @@ class LauncherLink:
         return self.is_leaving
 
     def why_stopped(self, generation: int) -> str | None:
-        """Why a generation is over; None while it is not."""
+        """Returns why a generation is over; None while it is not."""
         return self._stopped.get(generation)
 
     def wait_until_stopped(self, generation: int) -> None:
-        """Returns once the rendezvous, which has a limit, ends a generation."""
+        """Waits until the rendezvous ends a generation; it keeps a limit."""
         with self._stops:
             self._stops.wait_for(lambda: generation in self._stopped)
 
     def say(self, kind: str, **more: Any) -> None:
         """Tells the rendezvous of an event; see `Membership.heard`."""
         self.is_leaving |= kind in ("bye", "error")
-        # The connection's end ends this process: in `_listen`.
+        # `_listen` notices the end of the connection, and ends this process.
         with contextlib.suppress(wire.ChannelClosedError):
             self._channel.send({"kind": kind, **more})
 
@@ -213,7 +213,8 @@ class LauncherLink:
 
 
 def _needed(name: str) -> str:
-    # With these a program that it starts would take itself for the worker.
+    # Keep these from programs that this process starts: such a program would
+    # take itself for the worker.
     is_own = name in ("TFRING_ELASTIC_RENDEZVOUS", "TFRING_ELASTIC_TOKEN")
     value = (native.elastic_variable if is_own else os.environ.get)(name)
     if not value:
@@ -225,7 +226,7 @@ def _needed(name: str) -> str:
 
 
 def _end(status: int, text: str) -> NoReturn:
-    """Ends this process from one of its threads, whatever the rest do."""
+    """Ends this process from any thread, whatever other threads do."""
     with contextlib.suppress(OSError, ValueError):
         print(f"tfring: {text}", file=sys.stderr)
         sys.stdout.flush()

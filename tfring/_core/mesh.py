@@ -1,12 +1,13 @@
 """Connections between the workers of an elastic job, by generation and channel.
 
 Each worker listens at one address for as long as it lives. The member with the
-higher rank connects: in a channel of control at once, and in one for data when
-it first needs its peer. A hello says the generation, the channel and the ranks,
-and proves that it is of this job; all else is refused.
+higher rank connects: at once in a control channel, and in a data channel when
+it first needs its peer. The hello names the generation, the channel and the
+workers, and the handshake proves that the peer is of this job; other
+connections are refused.
 
-A worker that is still to join probes the members: it connects to each, which
-connects back.
+A joiner probes the members: it connects to each of them, and each connects
+back.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any
 
 from tfring.rendezvous import descriptors, wire
 
-# A connection of a lost generation is given up so soon.
+# How often a worker that connects checks whether the generation is over.
 _LOOK_SECONDS = 0.2
-# The first attempt may meet a machine that is busy, the next one less so.
+# The limit of one attempt. A busy machine may answer the next one sooner.
 _ATTEMPT_SECONDS = 2.0
 _CONNECT_SECONDS = 30.0
 
@@ -77,9 +78,9 @@ class Mesh:
         self._listener = wire.Listener(interface, token)
         self.address = self._listener.address
         self._state = threading.Condition()
-        self._generation = 1  # Earlier ones are refused.
-        # Connections of members that were faster than this worker: by
-        # generation, channel and worker.
+        self._generation = 1  # earlier ones are refused
+        # Connections that other members have made before this worker asked for
+        # them, by generation, channel and worker.
         self._came: dict[tuple[int, str, str], socket.socket] = {}
         threading.Thread(
             target=self._accept, name="tfring mesh", daemon=True
@@ -111,7 +112,8 @@ class Mesh:
         Raises:
             UnreachableError: A member cannot be reached.
             ConnectionError: The generation is over.
-            RuntimeError: So many connections are over this process's limit.
+            RuntimeError: The connections exceed this process's limit of
+                descriptors.
         """
         descriptors.check(
             len(ranks) - 1,
@@ -119,7 +121,7 @@ class Mesh:
             "process set takes as many again",
         )
         deadline = time.monotonic() + seconds
-        # The nearest first: all begin at another rank.
+        # The nearest rank first, so that all begin with another peer.
         lower = [rank for rank in reversed(ranks) if rank < form.rank]
         higher = [rank for rank in ranks if rank > form.rank]
         connected: dict[int, socket.socket] = {}
@@ -137,7 +139,7 @@ class Mesh:
     def connect_when_needed(
         self, form: Form, channel: str, rank: int
     ) -> int | None:
-        """Connects this worker with another one, which need not wait for it.
+        """Connects this worker with another one, which does not wait for it.
 
         Like `connect`, but None if the peer has the higher rank, and has not
         connected yet.
@@ -180,7 +182,7 @@ class Mesh:
     def _take(
         self, form: Form, channel: str, rank: int, seconds: float
     ) -> socket.socket | None:
-        """The connection that a higher rank has made, if it has."""
+        """Returns the connection that a higher rank has made, or None."""
         key = (form.generation, channel, form.members[rank].worker)
         with self._state:
             self._state.wait_for(lambda: key in self._came, seconds)
@@ -189,7 +191,7 @@ class Mesh:
     def probe(self, worker: str, address: wire.Address) -> str:
         """Connects to another worker, and has it connect to this one.
 
-        Returns why one of them cannot, after many attempts; "" if both can.
+        Returns why one of the two cannot, after many attempts; "" if both can.
         """
         deadline = time.monotonic() + _CONNECT_SECONDS
         while (why := self._probe_once(worker, address)) and (
@@ -216,7 +218,8 @@ class Mesh:
         why = ""
         host, port = address
         try:
-            # The other one's listener takes the proof, and closes it.
+            # The peer's listener checks the handshake, and closes the
+            # connection.
             hello = {"role": "answer"}
             wire.connect(
                 (host, port), self._token, hello, _ATTEMPT_SECONDS
@@ -255,7 +258,8 @@ class Mesh:
                     "worker": str(worker),
                 } if generation >= self._generation:
                     key = (generation, channel, worker)
-                    # A member that has given an attempt up makes another.
+                    # A second connection follows an attempt that the member
+                    # gave up.
                     if key in self._came:
                         self._came[key].close()
                     self._came[key] = sock

@@ -1,4 +1,4 @@
-"""Figures of this rank, for whoever watches the job, by prometheus_client."""
+"""Statistics of this rank, for the script and for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfring._core.errors import NotInitializedError
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Figures of this rank, which only grow: see `tfring.statistics`.
+    """Statistics of this rank, which only grow: see `tfring.statistics`.
 
     The bytes sent and the waits for input are counted from the begin of the
     process. The other figures are counted from the first call of
@@ -62,7 +62,7 @@ class Statistics:
     input_seconds: float
 
 
-# Steps of training, and their seconds.
+# The number of training steps, and the seconds that they took.
 _steps = (0, 0.0)
 _generation = 0
 _lock = threading.Lock()
@@ -82,9 +82,10 @@ def stop_counting() -> None:
 def statistics() -> Statistics:
     """Returns how much this rank has sent, and how long collectives took.
 
-    The difference of two calls is for the time between them. Ranks have figures
-    of their own, and any rank may call it at any time: it sends nothing. All
-    process sets are added up, and jobs that this process was in before.
+    The difference of two results is for the time between the calls. Each rank
+    has its own figures. Any rank may call this at any time, because nothing is
+    sent. The figures include all process sets, and the earlier jobs of this
+    process.
 
     Returns:
         The figures until now.
@@ -112,7 +113,7 @@ def statistics() -> Statistics:
 
 
 def current() -> Statistics:
-    """The same without starting to count, and outside of a job, too."""
+    """Returns `statistics` without starting to count, even outside of a job."""
     text = native.capi().tfring_statistics().decode()
     totals, *kinds = [line.split("\t") for line in text.splitlines()]
     requests, negotiate_ns, buckets, tensor_bytes, *rest = map(int, totals)
@@ -140,14 +141,14 @@ def current() -> Statistics:
 
 
 def add_steps(count: int, seconds: float) -> None:
-    """Counts steps of training, which have taken so long together."""
+    """Counts training steps, and the seconds that they took together."""
     global _steps
     with _lock:
         _steps = (_steps[0] + count, _steps[1] + seconds)
 
 
 def steps() -> tuple[int, float]:
-    """How many steps `add_steps` has counted, and their seconds."""
+    """Returns the steps that `add_steps` has counted, and their seconds."""
     return _steps
 
 
@@ -157,7 +158,7 @@ def generation() -> int:
 
 
 def _missing_client() -> ImportError | None:
-    """Returns the error of a rank that cannot serve figures; None if it can."""
+    """Returns why this rank cannot serve figures; None if it can."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
@@ -172,12 +173,12 @@ class _Figures:
     """This rank's figures at the time of a scrape, labelled with its rank."""
 
     def collect(self) -> Iterator[Any]:
-        """Yields them to the registry; none once the rank has left the job."""
+        """Yields the figures for a scrape; none outside of a job."""
         with contextlib.suppress(NotInitializedError):
             yield from _families()
 
 
-# Fields of `Statistics` that are counters, and what a scrape says of them.
+# The fields of `Statistics` that are counters, with their help texts.
 _COUNTERS = {
     "requests": "Collectives on which the ranks have agreed.",
     "negotiation_seconds": (
@@ -247,20 +248,21 @@ class Server:
     """Serves this rank's figures at /metrics, from a thread, until `close`.
 
     Raises:
-        OSError: It cannot listen there.
+        OSError: The server cannot listen at the address.
     """
 
     def __init__(self, address: str, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        # Not the process's own, which has figures of Python's and the script's.
+        # A registry of its own: the process's has figures of Python and the
+        # script.
         registry = CollectorRegistry()
         registry.register(_Figures())
         self._http, self._thread = start_http_server(port, address, registry)
 
     def close(self) -> None:
-        """Ends it, and gives the port back."""
-        if native.is_disowned():  # Its thread is this process's parent's.
+        """Ends the server, and frees the port."""
+        if native.is_disowned():  # the thread is in the parent process
             return
         self._http.shutdown()
         self._http.server_close()
@@ -268,10 +270,10 @@ class Server:
 
 
 def serve_where_asked() -> None:
-    """Counts and serves if rank 0's settings say so, until `shutdown`.
+    """Counts and serves figures until `shutdown`, if rank 0's settings say so.
 
-    Each rank serves at the setting's port plus its `local_rank`. Where that
-    cannot be, it warns, and training goes on unwatched. Collective.
+    Each rank serves at the setting's port plus its `local_rank`. A rank that
+        cannot listen warns, and serves nothing. Collective.
 
     Raises:
         ImportError: prometheus_client is not installed, here or on another
@@ -283,7 +285,7 @@ def serve_where_asked() -> None:
     if endpoint is None:
         return
     job.raise_everywhere(_missing_client())
-    # A rank that is still to join has no place on its machine yet.
+    # A joiner has no place on its machine yet.
     if runtime.is_beside():
         return
     start_counting()
@@ -314,5 +316,5 @@ def _stop() -> None:
 def _go_on_with_the_ranks_left() -> None:
     global _generation
     _generation += 1
-    # A rank may have another place on its machine now.
+    # After a restart a rank may have another place on its machine.
     serve_where_asked()

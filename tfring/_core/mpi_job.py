@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Why this process can join no job any more.
+# Why this process cannot join a job again; None if it can.
 _unusable: str | None = None
 
 
@@ -25,7 +25,7 @@ class MpiJob(Job):
     """The ranks of a communicator."""
 
     def __init__(self, comm: MPI.Intracomm, topology: Topology) -> None:
-        """Takes a communicator of its own, as the caller's may be freed."""
+        """Duplicates the communicator, because the caller may free its own."""
         self._comm = comm
         self.topology = topology
 
@@ -76,7 +76,7 @@ class MpiJob(Job):
 def join(comm: Any) -> MpiJob:
     """Joins the job of `comm`, as `tfring.init` describes.
 
-    From here on a failure on one rank ends the waits of all.
+    A failure on one rank ends the waits of all ranks.
     """
     global _unusable
     if _unusable is not None:
@@ -91,7 +91,7 @@ def join(comm: Any) -> MpiJob:
         job = MpiJob(*party.run(lambda: _start_engine(comm)))
     except Exception as error:
         if world.size > 1:
-            # A thread may wait in MPI for a rank that has failed.
+            # A thread may still wait in MPI for the failed rank.
             _unusable = str(error)
             atexit.register(world.Abort, 1)
         raise
@@ -99,7 +99,7 @@ def join(comm: Any) -> MpiJob:
 
 
 def _party_of(comm: Any) -> tuple[joint_steps.Party, Exception | None]:
-    """The ranks that join, and the reason if this one cannot.
+    """Returns the ranks that join, and the error if this one cannot.
 
     Raises:
         ValueError: This process is not in the list `comm`.
@@ -131,7 +131,7 @@ def _party_of(comm: Any) -> tuple[joint_steps.Party, Exception | None]:
 
 
 def _check_before_start(comm: Any) -> None:
-    """Raises the errors that this rank can find without the others."""
+    """Raises errors that this rank can find without the others."""
     MPI = native.mpi()  # noqa: N806
     if comm is None:
         _check_all_tasks_are_ranks(MPI.COMM_WORLD.size)
@@ -152,7 +152,7 @@ def _check_before_start(comm: Any) -> None:
 
 
 def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
-    """Waits for all ranks: not for the main thread."""
+    """Starts the engine. Waits for all ranks, so call it in a thread."""
     world = native.mpi().COMM_WORLD
     if comm is None:
         comm = world
@@ -165,15 +165,15 @@ def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
 
 
 def nodes_of(comm: MPI.Intracomm) -> list[int]:
-    """For each rank of `comm`, the first rank on its node. Collective."""
+    """Returns, for each rank, the first rank on its node. Collective."""
     local = comm.Split_type(native.mpi().COMM_TYPE_SHARED, key=comm.rank)
     nodes: list[int] = comm.allgather(local.bcast(comm.rank))
     local.Free()
     return nodes
 
 
-# Launchers' variables for the number of tasks, with the launcher's name, and
-# how to start the tasks so that MPI sees them.
+# For each launcher: its variable for the number of tasks, its name, and how to
+# start the tasks so that MPI sees them.
 _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "srun", "with `srun --mpi=pmix`, or "),
     ("OMPI_COMM_WORLD_SIZE", "mpirun", ""),
@@ -181,8 +181,8 @@ _LAUNCHERS = (
 
 
 def _check_all_tasks_are_ranks(world_size: int) -> None:
-    # With a plain `srun`, or the mpirun of another version, every task is a job
-    # of its own to MPI: each would silently train alone.
+    # With a plain `srun`, or with another version's mpirun, MPI sees a job of
+    # one rank in every task, and each would silently train alone.
     if world_size > 1:
         return
     for variable, launcher, remedy in _LAUNCHERS:

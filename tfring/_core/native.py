@@ -17,17 +17,17 @@ from tfring._core import abi, fabrics, settings, watchdog
 # set.
 INIT_SECONDS = 600.0
 
-# Open MPI's value, for a process that must not call MPI any more.
+# Open MPI's state of a process that has called `MPI_Finalize`.
 _OMPI_MPI_STATE_FINALIZE_COMPLETED = 5
 
-# tfring_ops/capi/capi.h: tfring_connect.
+# The type `tfring_connect` of tfring_ops/capi/capi.h.
 CONNECT = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32)
 
 _INT32S = ctypes.POINTER(c_int32)
 _INT64S = ctypes.POINTER(c_int64)
 
-# The functions of `tfring_ops/capi/capi.h`: the type of the result, then those
-# of the arguments.
+# The functions of `tfring_ops/capi/capi.h`: the type of the result, and the
+# types of the arguments.
 _SIGNATURES: dict[str, list[Any]] = {
     "tfring_check_options": [c_char_p],
     "tfring_init": [c_char_p, c_int32],
@@ -61,14 +61,15 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 _forked = False
 
-# By name, the variables of an elastic job's launcher for this process.
+# The variables for this process alone that were taken from the environment.
 _elastic_variables: dict[str, str] = {}
 
 
 def elastic_variable(name: str) -> str:
-    """Takes one out of the environment, and keeps it; "" if it is not set.
+    """Takes a variable out of the environment, and keeps it; "" if unset.
 
-    A program that this process starts would take itself for the worker.
+    A program that this process starts would otherwise take itself for the
+    worker.
     """
     if name in os.environ:
         _elastic_variables[name] = os.environ.pop(name)
@@ -76,22 +77,23 @@ def elastic_variable(name: str) -> str:
 
 
 def is_tcp_job() -> bool:
-    """Tells if the ranks meet at a launcher, by TCP, and have no MPI.
+    """Tells whether the ranks meet at a launcher by TCP, without MPI.
 
-    They do in elastic jobs, and where a program or an engine starts a function.
+    These are elastic jobs, and jobs in which a program or an engine starts a
+    function.
     """
     return bool(elastic_variable("TFRING_ELASTIC_RENDEZVOUS"))
 
 
 def is_elastic() -> bool:
-    """Tells if this process is a worker of a job whose ranks may change."""
-    # Both are taken out of the environment.
+    """Tells whether this process is in a job whose ranks may change."""
+    # Take both variables out of the environment.
     is_fixed = bool(elastic_variable("TFRING_ELASTIC_FIXED"))
     return is_tcp_job() and not is_fixed
 
 
 def no_mpi() -> RuntimeError:
-    """The error of whoever needs MPI in such a job."""
+    """Returns the error for code that needs MPI in a job without it."""
     return RuntimeError(
         "tfring: this job has no MPI, and no communicator: its launcher "
         "connects the ranks by TCP."
@@ -107,16 +109,16 @@ def mpi() -> Any:
     """
     if is_tcp_job():
         raise no_mpi()
-    # There may be several, and mpi4py would take the first it finds.
+    # mpi4py would take the first libmpi that it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
     fabrics.skip_absent(os.environ, fabrics.files_of_settings(os.environ))
     try:
         limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", INIT_SECONDS)
-    except ValueError:  # `init` will say so.
+    except ValueError:  # `init` will report it
         limit = INIT_SECONDS
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None and loaded.Is_initialized():
-        limit = 0  # There is nothing to wait for.
+        limit = 0  # without other ranks nothing blocks
     with watchdog.ends_this_process(
         limit,
         f"tfring.init: MPI has not started for {limit:g} s. Another rank of "
@@ -132,7 +134,7 @@ def mpi() -> Any:
             )
         if not MPI.Is_initialized():  # mpi4py.rc.initialize is False.
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-            # The starter ends it, after all that is registered later.
+            # Finalize at exit, after all hooks that are registered later.
             atexit.register(_finalize)
     return MPI
 
@@ -151,10 +153,10 @@ def _finalize() -> None:
 
 
 def disown() -> None:
-    """Cuts a forked child off from MPI and the engine, its parent's.
+    """Cuts a forked child off from the parent's MPI and engine.
 
-    The child has a copy of their memory, but none of their threads, and shares
-    their connections: its `MPI_Finalize` would hang, and the parent's, too.
+    The child has copies of their memory, none of their threads, and shares
+    their connections. Its `MPI_Finalize` would hang, and the parent's, too.
     """
     global _forked
     _forked = True
@@ -162,11 +164,12 @@ def disown() -> None:
 
 
 def skip_finalize() -> None:
-    """Lets this process end without `MPI_Finalize`, and not call MPI any more.
+    """Lets this process end without `MPI_Finalize`.
 
-    Open MPI's alone: it believes to have finalized.
+    It must not call MPI again. Works with Open MPI, which is told that it is
+    finalized.
     """
-    with contextlib.suppress(OSError, ValueError):  # Another MPI has no state.
+    with contextlib.suppress(OSError, ValueError):  # other MPIs lack it
         library = abi.open_mpi(abi.mpi_library())
         state = c_int32.in_dll(library, "ompi_mpi_state")
         state.value = _OMPI_MPI_STATE_FINALIZE_COMPLETED
@@ -197,9 +200,9 @@ def ops() -> Any:
 def _ops() -> Any:
     import tensorflow as tf
 
-    # MPI is loaded first: the library then finds the same libmpi by its soname.
+    # Load MPI first: the op library then finds this libmpi by its soname.
     if is_tcp_job():
-        # It is only loaded, and no part of a job.
+        # The op library needs libmpi to load, and this job does not start it.
         abi.open_mpi(abi.mpi_library())
     else:
         mpi()
@@ -209,15 +212,15 @@ def _ops() -> Any:
 @functools.cache
 def capi() -> ctypes.CDLL:
     """Returns the functions of `tfring_ops/capi/capi.h`."""
-    # TensorFlow must open it first: it sees only those ops that are registered
-    # while it opens the library itself.
+    # TensorFlow must open the library first, because it sees only ops that are
+    # registered while it opens a library itself.
     ops()
     return _with_signatures()
 
 
 @functools.cache
 def capi_without_ops() -> ctypes.CDLL:
-    """Returns the same for a program that takes part in no job.
+    """Returns the C API in a program that takes part in no job.
 
     TensorFlow and MPI are not started, and cannot be used later.
     """

@@ -3,8 +3,9 @@
 Note [A place to come]: a new worker of an elastic job builds alone while the
 members train. Its collectives reach nobody else. Its script is told the rank
 and the size that it will have once all starting workers have joined, so a
-learning rate by the size is the members' learning rate. If more ranks are lost
-meanwhile, its place changes as every rank's does: by a new start.
+learning rate by the size is the members' learning rate. If ranks are lost
+    meanwhile, its place changes by a new start, as the place of every rank
+    does.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from tfring._core import runtime
 def rank() -> int:
     """This process's number in the job, from 0 to `size() - 1`.
 
-    In an elastic job it is another after a new start; before a worker has
-    joined the others, the one that it will have.
+    In an elastic job it may change at a new start. Before a worker has joined
+    the others, it is the rank that the worker will have.
     """
     return runtime.place().rank
 

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 class ProcessSet:
     """Some ranks of the job, which run collectives among themselves.
 
-    It is of use once all ranks have given it to `tfring.init` or to
-    `tfring.add_process_set`, and until it is removed or `tfring.shutdown` is
-    called. Then pass it as `process_set=` to collectives, which its ranks alone
-    may call. Collectives of different sets run independently, each set in the
+    All ranks must first pass it to `tfring.init` or to
+    `tfring.add_process_set`. Until it is removed, or `tfring.shutdown` is
+    called, its ranks may pass it to collectives as `process_set=`. Collectives
+    of different sets run independently, each set in the
     order of its own ranks' requests.
 
-    A rank keeps its number in the job: the root of a broadcast is given as
-    `tfring.rank()` counts, and errors count so too. Wherever ranks have an
-    order, as in the rows of an `allgather`, these numbers give it.
+    Ranks keep their numbers in the job: the root of a broadcast and the ranks
+    in errors are numbered as by `tfring.rank()`, and the rows of an `allgather`
+    are in the order of these numbers.
 
     Args:
-        ranks_or_comm: The ranks, in any order; or an mpi4py communicator whose
-            processes they are, of which each rank gives the one that it is in:
-            the parts of a `Split` are as many process sets.
+        ranks_or_comm: The ranks, in any order; or an mpi4py communicator of
+            these ranks. Each rank passes the communicator that it is in, so a
+            `Split` gives one process set for each part.
 
     Raises:
-        TypeError: It is neither, or `mpi4py.MPI.COMM_NULL`.
-        ValueError: It has no ranks, a rank twice or one below 0.
+        TypeError: The argument is neither, or is `mpi4py.MPI.COMM_NULL`.
+        ValueError: There are no ranks, a rank twice, or a negative rank.
 
     Example:
 
@@ -49,9 +49,9 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int] | MPI.Intracomm) -> None:
-        # None before it is added, and once it is removed.
+        # None before the set is added, and after it is removed.
         self.process_set_id: int | None = None
-        # None until it is added, if it was made from a communicator.
+        # For a set from a communicator, None until the set is added.
         self.ranks: list[int] | None = None
         self.mpi_comm: MPI.Intracomm | None = None
         if isinstance(ranks_or_comm, Iterable):
@@ -66,13 +66,14 @@ class ProcessSet:
             )
 
     def size(self) -> int:
-        """The number of its ranks; a ValueError if it has not been added."""
+        """Returns the number of ranks; raises ValueError before it is added."""
         return len(self._added())
 
     def rank(self) -> int:
-        """This process's number in it, from 0 to its `size() - 1`.
+        """Returns this process's number in the set, from 0 to `size() - 1`.
 
-        A ValueError if it has not been added, or this process is not in it.
+        Raises ValueError before the set is added, or if this process is not in
+        it.
         """
         ranks = self._added()
         if runtime.rank() not in ranks:
@@ -83,7 +84,7 @@ class ProcessSet:
         return ranks.index(runtime.rank())
 
     def included(self) -> bool:
-        """Tells if this process is in it; a ValueError if it is not added."""
+        """Tells whether this process is in the set, which must be added."""
         return runtime.rank() in self._added()
 
     def _added(self) -> list[int]:
@@ -97,7 +98,7 @@ class ProcessSet:
         return self.ranks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An added one by its id, which is the same in all processes.
+        # Pickle an added set by its id, which is the same in all processes.
         if self.process_set_id is None:
             return super().__reduce__()  # type: ignore[return-value]
         return by_id, (self.process_set_id,)
@@ -127,7 +128,7 @@ class _World(ProcessSet):
             return None
         return list(range(runtime.size()))
 
-    # Asked at every collective, so without a list.
+    # These are called for every collective, so they build no list.
 
     def size(self) -> int:
         return runtime.size()
@@ -144,7 +145,7 @@ _added: dict[int, ProcessSet] = {}
 
 
 def by_id(process_set_id: int) -> ProcessSet:
-    """The process set of an operation's attribute `process_set_id`."""
+    """Returns the process set with this id, an attribute of operations."""
     if process_set_id == 0:
         return global_process_set
     if process_set_id not in _added:
@@ -155,12 +156,12 @@ def by_id(process_set_id: int) -> ProcessSet:
 
 
 def added() -> list[ProcessSet]:
-    """All process sets that a rank may use, the world first."""
+    """Returns all added process sets, the world first."""
     return [global_process_set, *_added.values()]
 
 
 def enter(process_set: ProcessSet, process_set_id: int) -> None:
-    """Makes a set, which has its ranks, part of the job."""
+    """Makes a set part of the job under an id."""
     process_set.process_set_id = process_set_id
     _added[process_set_id] = process_set
 
@@ -172,14 +173,14 @@ def leave(process_set: ProcessSet) -> None:
 
 
 def checked_id(process_set: ProcessSet) -> int:
-    """The id of a set that is part of the job; raises if it is not."""
+    """Returns the id of a set; raises ValueError if it is not in the job."""
     process_set.size()
     assert process_set.process_set_id is not None
     return process_set.process_set_id
 
 
 def is_alone(process_set: ProcessSet) -> bool:
-    """Tells if a set has one rank for good; raises if it is not of the job."""
+    """Tells whether a set has only one rank, and will stay so."""
     if process_set is global_process_set:  # others may join it
         return runtime.is_alone()
     return process_set.size() == 1

@@ -25,8 +25,8 @@ _after_shutdown_hooks: list[Callable[[], None]] = []
 _after_restart_hooks: list[Callable[[], None]] = []
 # How many jobs this process has joined.
 _starts = 0
-# The names of a state's parts that are compared. More would be too long for a
-# message.
+# The most parts of a state that are compared: a message with more would be too
+# long.
 _MOST_PARTS = 10_000
 _lock = threading.Lock()
 _process_hooks_installed = False
@@ -36,7 +36,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
     """Joins this process to the job, as `tfring.init` describes.
 
     Returns:
-        False if it has joined one already.
+        False if this process is in a job already.
     """
     global _job
     with _lock:
@@ -47,7 +47,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
             reports.tell("joining")
         join: Callable[[Any], Job] = tcp_job.join
         if not native.is_tcp_job():
-            native.mpi()  # Before the process's hooks, which come before its.
+            native.mpi()  # registers MPI's hook first, so it runs last
             join = mpi_job.join
         _install_process_hooks()
         _begin(join(comm))
@@ -67,9 +67,9 @@ def _begin(job: Job) -> None:
 def shutdown() -> None:
     """Leaves the job; what other ranks submit later fails with an error.
 
-    Happens by itself when the interpreter exits. Without `init` it does
-    nothing. `init` may be called again afterwards, by every rank; in an elastic
-    job only before a function of `tfring.elastic.run` has ended.
+    It is called when the interpreter exits, and does nothing without `init`.
+    Every rank may then call `init` again; in an elastic job only before a
+    function of `tfring.elastic.run` has ended.
     """
     global _job
     with _lock:
@@ -78,32 +78,33 @@ def shutdown() -> None:
         for hook in _shutdown_hooks:
             hook()
         left, _job = _job, None
-        if native.is_disowned():  # The job is this process's parent's.
+        if native.is_disowned():  # the job belongs to the parent
             return
         native.capi().tfring_shutdown()
-        # After it: all ranks' collectives in flight have failed, so they call
-        # this, too.
+        # Other ranks' collectives in flight have failed by now, so they come
+        # here, too.
         for hook in _after_shutdown_hooks:
             hook()
         left.leave()
 
 
 def restart(steps: int = -1) -> Over | None:
-    """Leaves the job, and joins it again with the ranks that there are then.
+    """Leaves the job, and joins it again with the ranks that are left.
 
-    Every rank that is not lost must call it: once one has, all further
-    submissions fail, so that all notice. Process sets are gone afterwards. A
-    timeline continues, without a lost rank's recording.
+    Every rank that is not lost must call it: once one has, submissions on all
+    ranks fail, so that all notice. Process sets are removed. A timeline
+    continues, without the recordings of lost ranks.
 
     Collective over the ranks that are left.
 
     Args:
-        steps: How many commits are in this rank's state; -1: it has none. If
-            ranks join the job, a rank with most of them is rank 0.
+        steps: The number of commits in this rank's state; -1 without a state.
+            If ranks join the job, a rank with the most commits becomes rank 0.
 
     Returns:
-        None; or, in an elastic job, that the others have ended what this rank
-        would go on with. Then it is by itself, until the next call.
+        None, or `Over` if the other ranks of an elastic job have ended the
+        training that this rank would continue. Then this rank is alone until
+        the next call.
 
     Raises:
         TimeoutError: A rank is missing for as long as a collective may be
@@ -124,21 +125,21 @@ def restart(steps: int = -1) -> Over | None:
 
 
 def may_grow() -> bool:
-    """Tells if the ranks of this job may change: it is an elastic one."""
+    """Tells whether the job is elastic, so that its ranks may change."""
     return native.is_elastic()
 
 
 def may_leave() -> bool:
-    """Asks if an elastic job can go on without this worker, which then ends."""
+    """Asks whether an elastic job can go on without this worker."""
     return not isinstance(_job, tcp_job.TcpJob) or _job.launcher.may_leave()
 
 
 def tell_of_training(phase: str, **more: Any) -> None:
-    """Tells the launcher of an elastic job where this worker is.
+    """Tells the launcher of an elastic job about this worker's training.
 
     Args:
-        phase: "begun"; "done", if all ranks have come to the end of the
-            training; "left", if this one ends it for another reason.
+        phase: "begun"; "done" if all ranks have reached the end of the
+            training; "left" if this rank ends it for another reason.
         **more: With "begun" the `function`'s name; with "done" its `result` as
             JSON.
     """
@@ -149,12 +150,12 @@ def tell_of_training(phase: str, **more: Any) -> None:
 def tell_of_state(
     describe: Callable[[], list[tuple[str, str]] | None],
 ) -> None:
-    """Tells the launcher of an elastic job which state the workers have.
+    """Tells the launcher of an elastic job the parts of the workers' state.
 
     Args:
-        describe: Returns its parts, each with its name; None if they are
-            unknown. Called on rank 0 alone, as all ranks have the same, and in
-            a worker that builds while a generation trains.
+        describe: Returns the parts, each with its name; None if they are
+            unknown. It is called on rank 0, because all ranks have the same
+            parts, and in a worker that builds while a generation trains.
     """
     if not isinstance(_job, tcp_job.TcpJob) or _job.topology.rank != 0:
         return
@@ -164,19 +165,19 @@ def tell_of_state(
 
 
 def is_beside() -> bool:
-    """Tells if this worker is still to join a generation that trains."""
+    """Tells whether this worker has yet to join a generation that trains."""
     return isinstance(_job, tcp_job.TcpJob) and _job.is_beside
 
 
 def has_waiting() -> bool:
-    """Tells if other workers wait until this job forms anew with them."""
+    """Tells whether other workers wait to join at a new start of the job."""
     return isinstance(_job, tcp_job.TcpJob) and _job.launcher.has_waiting
 
 
 def reason_of_end() -> str | None:
-    """Why all collectives fail from now on: a rank is lost, or has left.
+    """Returns why all collectives fail from now on: a rank is lost or has left.
 
-    None while they do not.
+    None while collectives can succeed.
     """
     reason: bytes | None = native.capi().tfring_ended()
     return None if reason is None else reason.decode()
@@ -201,28 +202,28 @@ def after_restart(hook: Callable[[], None]) -> Callable[[], None]:
 
 
 def job() -> Job:
-    """The job, for all but the engine."""
+    """Returns the job that this process is in."""
     native.check_not_forked()
     return _joined()
 
 
 def job_number() -> int:
-    """How many jobs this process has joined so far, with its present one.
+    """Returns how many jobs this process has joined, with the present one.
 
     Raises:
-        NotInitializedError: It is in none.
+        NotInitializedError: This process is in no job.
     """
     _joined()
     return _starts
 
 
 def is_initialized() -> bool:
-    """Returns True if `init` has been called, and `shutdown` not since."""
+    """Returns True between `init` and `shutdown`."""
     return _job is not None
 
 
 def place() -> Topology:
-    """The numbers for scripts; see Note [A place to come]."""
+    """Returns the topology for scripts; see Note [A place to come]."""
     return _joined().place
 
 
@@ -237,7 +238,7 @@ def size() -> int:
 
 
 def is_alone() -> bool:
-    """Tells if the job has one process alone, and none can join it."""
+    """Tells whether the job has one process, and none can join it."""
     return _joined().topology.size == 1 and not may_grow()
 
 
@@ -252,7 +253,7 @@ def local_size() -> int:
 
 
 def fusion_threshold_bytes() -> int:
-    """The bucket size of gradients, in bytes: rank 0's, on every rank."""
+    """Returns the bucket size of gradients in bytes, which rank 0 has set."""
     _joined()
     return int(native.capi().tfring_fusion_threshold_bytes())
 
@@ -275,7 +276,7 @@ def _install_process_hooks() -> None:
     if _process_hooks_installed:
         return
     _process_hooks_installed = True
-    # Before MPI_Finalize, which mpi4py leaves to the very end of the process.
+    # Runs before MPI_Finalize, which mpi4py leaves to the very end.
     atexit.register(_leave_at_exit)
     failure.end_job_with_this_process(_is_another_gone, _end_job)
     os.register_at_fork(after_in_child=_disown_in_child)
@@ -291,8 +292,7 @@ def _leave_at_exit() -> None:
     if native.is_tcp_job():
         tcp_job.leave(status)
     elif status != 0 and native.mpi().COMM_WORLD.size > 1:
-        # MPI_Finalize would wait for the ranks that are not done, and the
-        # status would be lost.
+        # MPI_Finalize would wait for other ranks, and the status would be lost.
         native.skip_finalize()
 
 
@@ -302,7 +302,7 @@ def _is_another_gone() -> bool:
 
 
 def _end_job(status: int, text: str) -> None:
-    """Ends all ranks, if they cannot do without this one."""
+    """Ends all ranks, unless they can go on without this one."""
     if native.is_tcp_job():
         tcp_job.fail(text)
         return
@@ -310,8 +310,8 @@ def _end_job(status: int, text: str) -> None:
     if world.size > 1:
         told = reports.tell("failed", status)
         if told and status == failure.INTERRUPTED:
-            # After a Ctrl-C other ranks may be saving: the launcher knows
-            # whether they have time. Those in a collective fail.
+            # After a Ctrl-C other ranks may be saving, and the launcher knows
+            # how long they may. Ranks in a collective fail.
             shutdown()
             os._exit(status)
         world.Abort(status)

@@ -6,9 +6,9 @@ import math
 import os
 import re
 
-# A year: sleeps and waits take it without an overflow.
+# A year, which sleeps and waits take without an overflow.
 _LONGEST_SECONDS = 366 * 24 * 3600.0
-# A port, or an address and a port; an address of IPv6 in brackets.
+# A port, or an address and a port; an IPv6 address is in brackets.
 _ENDPOINT = re.compile(r"(?:(?:\[([^\[\]\s]+)\]|([^\[\]:\s]+)):)?([0-9]{1,5})")
 
 
@@ -37,12 +37,12 @@ def seconds(variable: str, default: float, *, takes_zero: bool = True) -> float:
 
 
 def metrics_endpoint() -> tuple[str, int] | None:
-    """Reads where to serve figures: the address, and local rank 0's port.
+    """Returns the address and local rank 0's port for serving figures.
 
-    None for nowhere.
+    Returns None if figures are not served.
 
     Raises:
-        ValueError: It is neither a port nor an address and a port.
+        ValueError: The setting is neither a port nor an address and a port.
     """
     text = os.environ.get("TFRING_METRICS_PORT", "")
     if not text:

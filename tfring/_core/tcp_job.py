@@ -1,7 +1,7 @@
 """A job whose ranks meet at a launcher: an object for each generation.
 
-An elastic job has a generation for each change of its ranks, and another one
-has one in all, unless all ranks call `tfring.init` once more.
+An elastic job has a generation for each change of its ranks. A job with fixed
+ranks has one generation, unless all ranks call `tfring.init` again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The C library's value for no socket.
+# The results of a connect callback without a socket; see capi.h.
 _NOT_YET, _FAILED = -1, -2
 
 
@@ -35,8 +35,8 @@ class TcpJob(Job):
     Attributes:
         launcher: The connection to the launcher.
         form: The members.
-        over: Set if the members have ended this worker's training, so that it
-            is alone now.
+        over: Set if the members have ended this worker's training, which leaves
+            it alone.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TcpJob(Job):
     ) -> None:
         """Connects with all members, and starts the engine. Collective.
 
-        `place` is the place to come of a worker that is alone until it joins.
+        `place` is the future place of a worker that is alone until it joins.
 
         Raises:
             OSError: A member cannot be reached, or the generation is over.
@@ -57,7 +57,7 @@ class TcpJob(Job):
         self.form = form
         self.over = over
         self._place = place
-        # By rank, how many were made.
+        # How many pairs were made with each rank.
         self._pairs: collections.Counter[int] = collections.Counter()
         self._made: list[_Connections] = []
         nodes = [member.node for member in form.members]
@@ -86,7 +86,7 @@ class TcpJob(Job):
 
     @property
     def is_beside(self) -> bool:
-        """Tells if this worker builds by itself, and has yet to join."""
+        """Tells whether this worker builds alone, and has yet to join."""
         return self._place is not None
 
     @property
@@ -94,13 +94,13 @@ class TcpJob(Job):
         raise native.no_mpi()
 
     def agreed(self, value: _T) -> _T:
-        # All workers have the launcher's environment. One that joins later
-        # could not take part in an agreement.
+        # All workers have the launcher's environment, and a worker that joins
+        # later could not take part in an agreement.
         return value
 
     def raise_everywhere(self, error: Exception | None) -> None:
-        # For the same reason only this rank raises. The launcher reports its
-        # end.
+        # Only this rank raises, because joiners take part in no agreement. The
+        # launcher reports its end to the others.
         if error is not None:
             raise error
 
@@ -123,7 +123,7 @@ class TcpJob(Job):
 
     def _connections(self, name: str, ranks: Sequence[int]) -> _Connections:
         made = _Connections(self, name, ranks)
-        # Engines call it as long as they live, which is shorter than this does.
+        # Engines call it while they live, and this object outlives them.
         self._made.append(made)
         return made
 
@@ -131,16 +131,16 @@ class TcpJob(Job):
         return _join_next(self.launcher, steps, self.place)
 
     def why_stopped(self) -> str | None:
-        """Why this generation is over; None while it is not."""
+        """Returns why this generation is over; None while it is not."""
         return self.launcher.why_stopped(self.form.generation)
 
     def pair(self, other: int, seconds: float) -> wire.Channel:
-        """Connects this rank with another one, which does the same in time.
+        """Connects this rank with another one, which must call this in time.
 
-        Also after the engine has stopped.
+        It also works after the engine has stopped.
 
         Raises:
-            OSError: It does not connect, or the generation is over.
+            OSError: The other rank does not connect, or the generation is over.
         """
         self._pairs[other] += 1
         found = self.launcher.mesh.connect(
@@ -168,8 +168,8 @@ class _Connections:
             return self._connect(channel, peer)
         except Exception as error:
             self.error = error
-            if channel > 0:  # Its user hears of it by no other way.
-                if isinstance(error, RuntimeError):  # It would be so again.
+            if channel > 0:  # nobody else reports it
+                if isinstance(error, RuntimeError):  # a retry would fail, too
                     fail(str(error))
                 _end_generation(self._job.launcher, self._job.form, error)
             return _FAILED
@@ -188,7 +188,7 @@ class _Connections:
 
 _launcher: LauncherLink | None = None
 _generation = 0  # the last that this worker was told to form
-# It has been in a generation, or the members have ended its training.
+# True once this worker was in a generation, or its training has ended.
 _has_joined = False
 
 
@@ -196,7 +196,7 @@ def join(comm: Any) -> TcpJob:
     """Joins the job, once the rendezvous says who belongs to it.
 
     Raises:
-        RuntimeError: A setting is not for such jobs.
+        RuntimeError: An argument needs MPI, or a variable is missing.
         ValueError: A setting is unusable.
         OSError: The rendezvous cannot be reached.
     """
@@ -217,15 +217,17 @@ def _join_next(
 ) -> TcpJob:
     """Joins the next generation that can be formed.
 
-    Or returns a job of this worker alone; it joins a generation later. `place`
-    is its place in the job that it leaves; None if it leaves none.
+    A worker that has yet to build gets a job of its own first, and joins a
+    generation later. `place` is this worker's place in the job that it leaves;
+    None if it leaves none.
 
     Raises:
-        RuntimeError: It leaves none, and the members have ended its training.
+        RuntimeError: This worker leaves no job, and the members have ended its
+            training.
     """
     global _generation, _has_joined
     while True:
-        # `_generation` is not 0 after a shutdown.
+        # After a shutdown `place` is None, and `_generation` is not 0.
         building = place is None and _generation == 0
         answer = launcher.ready(_generation, steps, building=building)
         if isinstance(answer, Topology):
@@ -261,7 +263,7 @@ def _alone(
     launcher: LauncherLink, place: Topology, over: Over | None = None
 ) -> TcpJob:
     own = Member(launcher.worker, launcher.mesh.address, launcher.node)
-    # Not a generation that has been aborted.
+    # An aborted generation's number cannot be used again.
     return TcpJob(launcher, Form(_generation + 1, 0, (own,)), place, over)
 
 
@@ -285,7 +287,7 @@ def leave(status: int) -> None:
     if _launcher is None or _launcher.is_leaving:
         return
     if not _has_joined and status == 0:
-        # Its end says that the training is not over.
+        # Without an error its end would look like the end of the training.
         fail(
             "the script has ended before it joined the others: its training "
             "belongs into a function of tfring.elastic.run, or into "
@@ -313,7 +315,7 @@ def stop_waiting() -> None:
 
 
 def has_left() -> bool:
-    """Tells if this worker has told the launcher that it ends."""
+    """Tells whether this worker has told the launcher that it ends."""
     return _launcher is not None and _launcher.is_leaving
 
 

@@ -1,8 +1,8 @@
-"""A timeline's recordings of an elastic job.
+"""Gathers the recordings of a timeline in an elastic job.
 
-Ranks join and leave, and so nothing is agreed on before the end: then each
-remaining rank gives rank 0 its recording, by a connection of its own. A lost
-rank's recording is lost with it.
+Ranks join and leave, so nothing is agreed on before the end. Then each
+remaining rank sends its recording to rank 0, by a connection of its own. The
+recordings of lost ranks are lost.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from tfring._core import clocks, trace
 from tfring._core.tcp_job import TcpJob
 from tfring.rendezvous import wire
 
-# Between two messages of a rank that is there.
+# The most time between two messages of a rank.
 _ANSWER_SECONDS = 30.0
-# Rank 0 may have something left to do before it ends, such as to save.
+# How long a rank waits for rank 0, which may have to save first.
 _FIRST_SECONDS = 600.0
-# For all ranks together: one that has joined later may have nothing to give.
+# How long rank 0 waits for all ranks together: a rank that has joined later may
+# have no recording.
 _OTHERS_SECONDS = 60.0
 _PART_CHARACTERS = 1 << 20
 
@@ -33,9 +34,9 @@ def gather(
     text: str,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[trace.Recording] | None:
-    """Returns those of all ranks, on rank 0; None elsewhere. Collective.
+    """Returns all ranks' recordings on rank 0, None elsewhere. Collective.
 
-    `text` is this rank's, as `trace.parse` takes it.
+    `text` is this rank's recording, as `trace.parse` takes it.
     """
     if job.is_beside:
         return None
@@ -62,7 +63,7 @@ def gather(
 
 def _give(job: TcpJob, text: str) -> None:
     with contextlib.closing(job.pair(0, _FIRST_SECONDS)) as channel:
-        # Not before it is asked for: unread bytes would be cut off.
+        # Send the recording only on request: unread bytes would be cut off.
         asked = _receive(job, channel, _FIRST_SECONDS)
 
         def ask() -> int:
@@ -82,7 +83,7 @@ def _give(job: TcpJob, text: str) -> None:
                 "offset_ns": offset_ns,
             }
         )
-        _receive(job, channel)  # It has all.
+        _receive(job, channel)  # rank 0 has all of it
 
 
 def _take(job: TcpJob, rank: int, seconds: float) -> trace.Recording:
@@ -106,7 +107,7 @@ def _receive(
     """Returns the next message.
 
     Raises:
-        OSError: There is none in this time, or the generation is over.
+        OSError: No message came in time, or the generation is over.
     """
     deadline = time.monotonic() + seconds
     while (message := channel.receive(1.0)) is None:

@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.001
 @dataclasses.dataclass(frozen=True)
 class _Running:
     path: str  # rank 0's
-    ranks: MPI.Intracomm | tcp_job.TcpJob  # that there are now
+    ranks: MPI.Intracomm | tcp_job.TcpJob  # the ranks of the present job
     # Added to this rank's clock, it gives rank 0's.
     offset_ns: int = 0
 
@@ -51,8 +51,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     back; and how long TensorFlow had to wait for it. Up to 500,000 of these are
     kept on each rank.
 
-    The same from `init` to `shutdown`: the environment variable
-    `TFRING_TIMELINE=FILE`.
+    The environment variable `TFRING_TIMELINE=FILE` records from `init` to
+    `shutdown`.
 
     In an elastic job it continues from one generation to the next, and the file
     has the recordings of the workers that are there at the end, each by its
@@ -63,8 +63,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Args:
         file_path: The file that rank 0 writes in `stop_timeline`, as JSON for
-            https://ui.perfetto.dev or chrome://tracing. On other ranks it does
-            not matter, but in an elastic job any rank may become rank 0.
+            https://ui.perfetto.dev or chrome://tracing. Other ranks ignore it,
+                but in an elastic job any rank may become rank 0.
         mark_cycles: If True, each response list of the coordinator is marked.
             The name is Horovod's: its engine works in cycles.
 
@@ -92,7 +92,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         )
     first = runtime.rank() == 0 and not runtime.is_beside()
     path = os.fspath(file_path)
-    # Before the ranks need each other, and not after hours of training.
+    # Check now, and not after hours of training.
     if first and not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(
             f"start_timeline: there is no directory for {path!r}."
@@ -104,7 +104,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         return
     _running = _Running(ranks.bcast(path), ranks, _clock_offset_ns(ranks))
     native.capi().tfring_timeline_start(int(mark_cycles))
-    # Entries that other ranks submit after their start are recorded here, too.
+    # Wait: entries that other ranks submit after their start are recorded here,
+    # too.
     ranks.Barrier()
 
 
@@ -126,7 +127,7 @@ def stop_timeline() -> None:
     if isinstance(ranks, tcp_job.TcpJob):
         recordings = tcp_recordings.gather(ranks, _recorded())
     else:
-        # A rank that is early leaves its core to the rest.
+        # A rank that waits leaves its core to the others.
         barrier = ranks.Ibarrier()
         while not barrier.Test():
             time.sleep(_LOOK_SECONDS)
@@ -155,7 +156,7 @@ def _recorded() -> str:
 
 
 def is_recording() -> bool:
-    """Tells whether `start_timeline` has been called, and not yet ended."""
+    """Tells whether a timeline is being recorded."""
     return _running is not None
 
 
@@ -164,7 +165,7 @@ def _stop_if_recording() -> None:
     global _running
     leaves = tcp_job.has_left() or failure.exit_status() != 0
     if native.is_tcp_job() and leaves:
-        # The rest continue, or are ended by the launcher.
+        # The other ranks continue, or the launcher ends them.
         _running = None
     if is_recording():
         stop_timeline()
@@ -184,7 +185,7 @@ def _ranks() -> MPI.Intracomm | tcp_job.TcpJob:
 
 def _clock_offset_ns(comm: MPI.Intracomm) -> int:
     """Returns what this rank adds to its clock to have that of rank 0."""
-    # One kernel has one clock, and nothing is as exact.
+    # Ranks of one kernel share a clock, so their offset is exactly 0.
     kernels = comm.allgather(clocks.kernel())
     offset_ns = 0
     for rank in range(1, comm.size):
@@ -194,7 +195,7 @@ def _clock_offset_ns(comm: MPI.Intracomm) -> int:
 
 
 def _measured_offset_ns(comm: MPI.Intracomm, rank: int) -> int:
-    """The offset of `rank`, by ping-pongs; only `rank` may use it."""
+    """Measures the offset of `rank` by ping-pongs; valid on `rank` only."""
 
     def ask() -> int:
         comm.send(None, 0)

@@ -1,7 +1,9 @@
 """The recordings of all ranks, as one file in Chrome's trace format.
 
-Reference: "Trace Event Format", which Perfetto reads as well. A rank is a
-process there, an engine a thread, or several, and a request an async track.
+In the trace a rank is a process, an engine one or more threads, and a request
+an async track.
+
+Reference: "Trace Event Format", which Perfetto reads as well.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Kinds of events on an engine's thread; the parts are within their bucket.
+# Kinds of events on an engine's thread. The other three are parts of a bucket.
 _OF_THREADS = ("bucket", "pack", "ring", "unpack")
 
 
@@ -36,7 +38,7 @@ class Recording:
     """The recording of one rank."""
 
     host: str
-    offset_ns: int  # to be added to its clock
+    offset_ns: int  # added to its clock, gives rank 0's
     dropped: int
     events: list[Event]
 
@@ -58,7 +60,7 @@ def write(path: Path, recordings: Sequence[Recording]) -> None:
 
 
 def chrome_events(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """All events on rank 0's clock, the first of them at 0."""
+    """Returns all events by rank 0's clock, from 0 on."""
     start_ns = min(
         (
             event.begin_ns + recording.offset_ns
@@ -105,7 +107,7 @@ def _chrome(
         return [common | {"ph": "X", "dur": end_us - begin_us}]
     if event.phase == "response":
         return [common | {"ph": "i", "s": "p"}]
-    # They overlap: each has a track of its own.
+    # Requests overlap, so each has a track of its own.
     return [
         common | {"ph": "b", "id": identity},
         common | {"ph": "e", "id": identity, "ts": end_us},

@@ -6,8 +6,8 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-# It waits for the end of its input, which ends with its parent, and acts only
-# if that is late.
+# Waits for the end of its input, which ends with the parent, and acts if the
+# limit passes first.
 _SCRIPT = """
 timeout "$1" cat
 if [ $? = 124 ]; then
@@ -21,10 +21,10 @@ fi
 
 @contextlib.contextmanager
 def ends_this_process(seconds: float, message: str) -> Iterator[None]:
-    """Within it, this process has a time limit.
+    """A context in which this process has a time limit.
 
-    It is a process of its own that watches: `MPI_Init`, which waits for all
-    ranks, holds Python's lock, so that no thread here could.
+    Another process watches the time. A thread could not, because `MPI_Init`
+    holds Python's lock while it waits for all ranks.
 
     Args:
         seconds: The limit; 0 for none.
