@@ -17,7 +17,7 @@ import tensorflow as tf
 
 _FIRST_BYTES = 1 << 20
 _PARTS = 8
-# Below it, the latency of a message counts for more than its bytes.
+# For smaller messages, latency counts for more than bandwidth.
 _PART_BYTES = 4 << 20
 
 
@@ -40,7 +40,7 @@ def bucket_limits(
     Args:
         tensors: All tensors to send.
         most_bytes: The size of a bucket that is never exceeded.
-        wire_dtype: See `cut_into_buckets`.
+        wire_dtype: As for `cut_into_buckets`.
 
     Returns:
         The bytes of the first bucket, and of every later bucket.
@@ -107,8 +107,7 @@ def cut_by_groups(
         groups: The number of each tensor's group. Tensors of one group and one
             dtype share a bucket.
 
-    Returns:
-        See `cut_into_buckets`.
+    Returns: The same as `cut_into_buckets`.
     """
     buckets: dict[tuple[int, tf.DType], list[int]] = {}
     for index, (tensor, group) in enumerate(zip(tensors, groups, strict=True)):

@@ -40,8 +40,8 @@ def clip_by_global_norm(
 
     Clip the gradients that a `tfring.DistributedGradientTape` has averaged, and
     apply them by a plain optimizer. A `tfring.DistributedOptimizer` averages
-    later, so that this rank's own gradients would be clipped: give that one a
-    `global_clipnorm`.
+    later, so that this rank's own gradients would be clipped: give such an
+    optimizer a `global_clipnorm` instead.
 
     Collective if one of the variables has rows of a `ShardedEmbedding`, or if
     `local_variables` is given: every rank must then call it, by one allreduce

@@ -1,4 +1,4 @@
-"""A local variable's gradient is scaled, and not reduced."""
+"""Scales the gradients of local variables, which are not reduced."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def scale_unless_by_tape(
     variables: Sequence[Any],
     options: GradientOptions,
 ) -> list[_Gradient]:
-    """Scales local gradients as an optimizer takes them, in each step once.
+    """Scales local gradients for an optimizer, once in each step.
 
     See Note [A tape and an optimizer] in reduced_by_tape.py, and
     `scale_local_gradients` for the arguments and the result.
@@ -88,7 +88,7 @@ def scale_unless_by_tape(
 
 
 def _is_divided(variable: Any, options: GradientOptions) -> bool:
-    """Tells whether a local variable's gradient is divided by the ranks."""
+    """Tells whether to divide a local gradient by the number of ranks."""
     if not is_row_shard(variable):
         return options.scale_local_gradients
     _check_row_shard(variable, options)

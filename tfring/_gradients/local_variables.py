@@ -27,7 +27,7 @@ def variable_key(variable: Any) -> Any:
 
 
 def mark_row_shard(variable: Any) -> None:
-    """Marks a Keras variable: it has this rank's rows of a table of all ranks.
+    """Marks a Keras variable that has this rank's rows of a larger table.
 
     It is a local variable of every optimizer and tape. Its gradient is of the
     sum of the ranks' losses, since all ranks send theirs for its rows.
@@ -47,7 +47,7 @@ def is_row_shard(variable: Any) -> bool:
 class LocalVariables:
     """Variables, and layers that may create their variables later.
 
-    Row shards are among them, wherever they belong.
+    Variables that are row shards always belong to them.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class Backpropagation:
-    """The operations traced so far in this graph; none when eager."""
+    """The operations traced so far in this graph; no operations when eager."""
 
     def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
@@ -59,7 +59,7 @@ class Backpropagation:
         )
 
     def order(self, gradients: Sequence[Any]) -> list[int]:
-        """Indices of the gradients that exist; see Note [Backward order]."""
+        """Returns the indices of the gradients; see Note [Backward order]."""
         last_first = [
             i
             for i in reversed(range(len(gradients)))
@@ -78,7 +78,7 @@ class Backpropagation:
                 not tf.is_symbolic_tensor(gradient)
                 or gradient.graph is not self._graph
             ):
-                return -1  # A tensor from outside is ready at once.
+                return -1  # a tensor from outside of the graph is ready
             return position_of[gradient.op.name]
 
         return sorted(last_first, key=position)
@@ -125,7 +125,7 @@ class Backpropagation:
     ) -> list[tuple[tf.Operation, int, list[int]]]:
         """Returns the operations that use what an earlier start needs.
 
-        Each with the number of the first start that needs the operation itself,
+        Each operation comes with the number of the first start that needs it,
         and with the indices of its inputs that an earlier start needs.
         """
         needed_by = self._needed_by(starts)
@@ -144,7 +144,7 @@ class Backpropagation:
         return waiting
 
     def _needed_by(self, starts: Sequence[Started]) -> dict[str, int]:
-        """The number of the first start that needs an operation, by its name.
+        """Returns the first start that needs each operation, by its name.
 
         Operations that no start needs are left out.
         """

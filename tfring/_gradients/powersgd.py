@@ -9,7 +9,7 @@ the right factor Q of the step before:
     result = P Q
     error = M - P P^T M
 
-Q is the paper's, transposed, which is a faster operand of products.
+Q is the paper's Q transposed, which makes the products faster.
 
 Note [Two rounds]: the second reduction needs the results of the first one. So a
 step has two chains of starts and dones. The first has left factors, and with
@@ -73,7 +73,7 @@ _Gradient = Any  # tf.Tensor | tf.IndexedSlices
 # of its factors. Otherwise the second round and the arithmetic cost more than
 # they save.
 _LEAST_SAVING = 2
-# No gradient has this index.
+# An index that no gradient has.
 _FLAG_INDEX = -1
 
 
@@ -91,9 +91,9 @@ class _Reduce(Protocol):
 
 @dataclasses.dataclass
 class _State:
-    """The variables of one matrix, which Keras does not know."""
+    """The variables that belong to one matrix. Keras does not track them."""
 
-    variable: Any  # The variable is held, so that no other gets its key.
+    variable: Any  # held, so that no other variable gets its key
     error: ResourceVariable
     right: ResourceVariable
 
@@ -127,9 +127,9 @@ class _Matrix:
 
 
 class LowRank:
-    """PowerSGD with its state, of one optimizer or of a user's tapes.
+    """PowerSGD with the state of one optimizer, or of a user's tapes.
 
-    A copy begins with no state.
+    A copy begins without state.
 
     Args:
         compression: Its settings.
@@ -151,7 +151,7 @@ class LowRank:
         return LowRank, (PowerSGD(self._rank, self._start),)
 
     def begin_at(self, steps: Callable[[], Any]) -> None:
-        """Asks for the number of earlier steps, at the first call alone."""
+        """Sets the number of earlier steps; later calls are ignored."""
         if self._start == 0 or self._steps is not None:
             return
         _check_mode()
@@ -261,7 +261,7 @@ class LowRank:
             )
 
     def _flag(self) -> Ready:
-        """Tells the ranks that this one is past the first steps."""
+        """Returns the flag of a rank that is past the first steps."""
         is_past = tf.cast(self._steps >= self._start, tf.float32)
         return Ready(_FLAG_INDEX, None, "first steps", Kind.DENSE, is_past)
 

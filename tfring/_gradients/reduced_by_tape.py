@@ -3,8 +3,9 @@
 Note [A tape and an optimizer]: a script may use both, although one is enough.
 The average of averages is the same average, but nothing else may be applied
 twice: not the division of a local gradient, nor a sum over the ranks. So a tape
-notes the variables whose gradients it has reduced. It does not note the tensors
-because gradients are often clipped on their way to the optimizer. A note in a
+notes the variables whose gradients it has reduced. It notes variables and not
+    tensors, because gradients are often clipped on their way to the optimizer.
+    A note in a
 graph lasts as long as the graph; an eager one lasts until an optimizer takes a
 gradient of the variable, which may be a plain tape's in the next step.
 """
@@ -22,7 +23,8 @@ from tfring._gradients.local_variables import inner_variable, variable_key
 from tfring._ops.ordering import outermost_graph
 from tfring._ops.reductions import ReduceOp
 
-# The keys of the variables by graph, and the variables of eager steps by key.
+# The keys of noted variables by graph, and the noted variables of eager steps
+# by key.
 _in_graphs: weakref.WeakKeyDictionary[Any, set[Any]] = (
     weakref.WeakKeyDictionary()
 )

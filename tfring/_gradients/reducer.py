@@ -79,7 +79,7 @@ def reduce_shared_gradients(
     the same dtypes and shapes, in a graph or eagerly. A rank that is not in the
     set keeps its own gradients. Gradients of local variables stay as they are.
 
-    On any rank, one that is alone or not in the set too, `tf.IndexedSlices`
+    On every rank, even one that is alone or not in the set, `tf.IndexedSlices`
     have each index once, or are made dense: see Note [Repeated rows] in
     tfring/_ops/slices.py.
 
@@ -136,8 +136,8 @@ def reduce_shared_gradients(
 
 
 def for_this_compiler(options: GradientOptions) -> GradientOptions:
-    """Returns options that are possible under XLA, where it compiles."""
-    if traced_for_xla():  # XLA has static shapes.
+    """Returns the options, changed for XLA if it compiles the step."""
+    if traced_for_xla():  # shapes are static under XLA
         return dataclasses.replace(options, sparse_as_dense=True)
     return options
 
@@ -170,13 +170,13 @@ def _reduce(
     wait_for: Callable[[Sequence[Started]], None] = lambda starts: None,
     name: str = "gradients",
 ) -> list[_Gradient]:
-    """Reduces gradients, or what is sent in their place, in one chain.
+    """Reduces gradients or their factors in one chain.
 
     Args:
         ready: In the order they become ready.
         options: How they are reduced.
         wait_for: Called with the starts, before the first done.
-        name: Begins the names of the requests.
+        name: The prefix of the requests' names.
 
     Returns:
         The reduced gradients, in the same order.
@@ -283,7 +283,7 @@ def buckets_of(
 def _start(
     buckets: Sequence[_Bucket], options: GradientOptions
 ) -> list[Started]:
-    """Starts all buckets but integers; see Note [Starts before dones]."""
+    """Starts all buckets except integers; see Note [Starts before dones]."""
     _, wire_dtype = split_engine_cast(options.compression, options.op)
     chain = [each for each in buckets if each.kind is not Kind.INTEGERS]
     starts: list[Started] = []
@@ -324,7 +324,7 @@ def _start(
 
 
 def _finish(bucket: _Bucket, options: GradientOptions) -> list[_Gradient]:
-    """Returns the reduced gradients; integers start here, too."""
+    """Returns the reduced gradients. Integers are started here."""
     if bucket.kind is Kind.SPARSE:
         with on_device(options.device_sparse):
             return finish_slices(bucket.in_flight)

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfring._core.process_sets import ProcessSet
 from tfring._ops.ordering import outermost_graph
 
-# The number of names that are taken, by graph and process set. A collection of
-# the graph would be written by savers.
+# The number of names that are taken, by graph and process set. This is no
+# collection of the graph, because savers would write it.
 _taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -28,12 +28,12 @@ _taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
 def request_names_of(
     count: int, process_set: ProcessSet, name: str = "gradients"
 ) -> Iterator[str]:
-    """Names that no other reduction of this function has; see the Note."""
+    """Yields names that are unique in this function; see the Note."""
     if tf.executing_eagerly():
-        first = 0  # Each call has ended before the next one begins.
+        first = 0  # eager calls end one after another
     else:
-        # Names are counted for each set: other ranks of the set may be in other
-        # sets, too.
+        # Count names for each set: ranks of a set may differ in their other
+        # sets.
         taken = _taken.setdefault(outermost_graph(), collections.Counter())
         first = taken[process_set.process_set_id]
         taken[process_set.process_set_id] += count

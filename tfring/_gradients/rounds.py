@@ -48,12 +48,14 @@ class Rounds:
 class LocalSGD(Rounds):
     """Rounds of local steps, after which the weights are averaged.
 
-    For `sync` of `tfring.DistributedOptimizer`. Each rank trains alone, on its
-    own data and with its own optimizer state, and sends nothing. After `every`
+    Pass it as `sync` to `tfring.DistributedOptimizer`. Each rank trains alone,
+    on its own data and with its own optimizer state, and sends nothing. After
+    `every`
     updates the ranks *meet*: all of them get the mean of their weights. So they
     send `every` times fewer bytes.
 
-    Use the learning rate for one rank: a step's batch is the rank's own.
+    Use the learning rate for one rank, because a step's batch is that of one
+    rank.
 
     Args:
         every: The number of updates in a round. With
@@ -94,10 +96,11 @@ class LocalSGD(Rounds):
 class DiLoCo(Rounds):
     """Rounds of local steps, after which an outer optimizer takes a step.
 
-    For `sync` of `tfring.DistributedOptimizer`. It is `LocalSGD`, but the
-    weights do not become the mean of the ranks' weights. An *outer* optimizer
-    updates the weights of the round's beginning, and the mean change of the
-    round is its gradient. Its momentum makes long rounds possible. See
+    Pass it as `sync` to `tfring.DistributedOptimizer`. It works like
+    `LocalSGD`, except that the weights do not become the mean of the ranks'
+    weights: an *outer* optimizer updates the weights of the round's beginning,
+    with the mean change of the round as its gradient. Its momentum makes long
+    rounds possible. See
     Douillard et al., DiLoCo, arXiv:2311.08105.
 
     Args:
@@ -153,20 +156,20 @@ class DiLoCo(Rounds):
 class Gossip(Rounds):
     """Rounds after which a rank averages its weights with a few neighbours.
 
-    For `sync` of `tfring.DistributedOptimizer`. No exchange is of all ranks, so
-    a slow link delays its two ends alone, and a round sends the model once to
-    each neighbour. The ranks' weights differ, but stay near their mean, which
-    an exchange does not change; `fit` validates and ends with the mean. Use it
-    with very many ranks; `DiLoCo` sends less. Not under XLA: compile with
+    Pass it as `sync` to `tfring.DistributedOptimizer`. In a round a rank sends
+    the model once to each neighbour, so a slow link delays only its two ends.
+    The ranks' weights differ, but stay near their mean, which an exchange does
+    not change; `fit` validates and ends with the mean. Use it with very many
+    ranks; `DiLoCo` sends less. It does not run under XLA: compile with
     `jit_compile=False`.
 
     Args:
         topology: "exponential": in round `k` a rank sends to the rank that is
             `2**k` further on, with `k` modulo `log2(size)`; for 2, 4, 8, ...
-            ranks the mean is exact after each such series. "ring": it sends to
-            both neighbours. Or a function of the number of ranks and of the
-            round, which returns how many ranks further on each receiver is.
-            Must agree across ranks.
+            ranks the mean is exact after each such series. "ring": a rank sends
+                to both neighbours. A function takes the number of ranks and the
+                number of the round, and returns how many ranks further on each
+                receiver is. Must agree across ranks.
         every: See `LocalSGD`.
         start: See `LocalSGD`.
 

@@ -27,15 +27,15 @@ from tfring._ops.reductions import ReduceOp
 def scatter_gradients(
     gradients: Sequence[Any], layout: Layout
 ) -> list[tuple[Share, tf.Tensor]]:
-    """Averages gradients over the ranks, or adds them up, and shares them out.
+    """Averages or adds up gradients, and gives each rank its shares.
 
     Collective: every rank of the layout must call it, with gradients for the
     same variables.
 
     Args:
         gradients: One for each of the layout's variables: a tensor,
-            `tf.IndexedSlices`, which are made dense, or None. That of a sharded
-            parameter is the mean of this rank's part already.
+            `tf.IndexedSlices`, which are made dense, or None. The gradient of a
+            sharded parameter is the mean of this rank's part already.
         layout: Assigns the shares of the variables to the ranks.
 
     Returns:
@@ -46,9 +46,35 @@ def scatter_gradients(
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     count_call()
-    options = layout.options
     backpropagation = Backpropagation()
     order = backpropagation.order(gradients)
+    dense = _made_dense(gradients, order, layout)
+    if layout.size == 1:
+        return [
+            (layout.shares[i], layout.shares[i].of(dense[i])) for i in order
+        ]
+    started = _start_scatters(dense, order, layout)
+    backpropagation.wait_for([start for _, start in started])
+    parts = {}
+    for bucket, start in started:
+        with on_device(layout.options.device_dense):
+            own = bucket.own(chains.finish(start))
+            for i, part in own.items():
+                parts[i] = tf.cast(part, bucket.dtype)
+    return [
+        # An empty variable and a sharded parameter are in no bucket.
+        (
+            layout.shares[i],
+            parts[i] if i in parts else layout.shares[i].of(dense[i]),
+        )
+        for i in order
+    ]
+
+
+def _made_dense(
+    gradients: Sequence[Any], order: Sequence[int], layout: Layout
+) -> list[Any]:
+    options = layout.options
     dense = list(gradients)
     with on_device(options.device_dense):
         for i in order:
@@ -58,13 +84,15 @@ def scatter_gradients(
             check_reduction("gradients", options.op, dense[i].dtype)
             if layout.shares[i].parameter and options.op is ReduceOp.Sum:
                 dense[i] *= layout.size
-    if layout.size == 1:
-        return [
-            (layout.shares[i], layout.shares[i].of(dense[i])) for i in order
-        ]
+    return dense
 
+
+def _start_scatters(
+    dense: Sequence[Any], order: Sequence[int], layout: Layout
+) -> list[tuple[Bucket, Started]]:
+    """Starts the buckets; the one whose last gradient is ready first leads."""
+    options = layout.options
     ready = {i: position for position, i in enumerate(order)}
-    # Buckets are sent in the order in which their last gradients become ready.
     buckets = sorted(
         (b for b in layout.buckets if any(i in ready for i in b.indices)),
         key=lambda b: max(ready.get(i, -1) for i in b.indices),
@@ -91,21 +119,7 @@ def scatter_gradients(
                 process_set=options.process_set,
             )
         started.append((bucket, previous))
-    backpropagation.wait_for([start for _, start in started])
-    parts = {}
-    for bucket, start in started:
-        with on_device(options.device_dense):
-            own = bucket.own(chains.finish(start))
-            for i, part in own.items():
-                parts[i] = tf.cast(part, bucket.dtype)
-    return [
-        # An empty variable and a sharded parameter are in no bucket.
-        (
-            layout.shares[i],
-            parts[i] if i in parts else layout.shares[i].of(dense[i]),
-        )
-        for i in order
-    ]
+    return started
 
 
 def gather_shares(

@@ -3,7 +3,7 @@
 Note [Shares]: each rank updates a part of each large variable, and some small
 variables as a whole (ZeRO-1: Rajbhandari et al.,
 https://arxiv.org/abs/1910.02054). A part begins at a multiple of 16 elements,
-and the last one ends where its variable does. A CPU kernel uses vector
+    and the last part ends where its variable ends. A CPU kernel uses vector
 instructions and, for the elements left over at the end, other instructions.
 With such parts it uses for each element the same instructions as in the whole
 variable, so the result has the same bits.
@@ -53,7 +53,7 @@ class _Cut:
         shape: The variable's shape.
         part: The number of elements of each rank; the last ranks may have
             fewer. 0 if one rank has the whole variable.
-        owner: That rank.
+        owner: The rank that has the whole variable.
     """
 
     shape: tuple[int, ...]
@@ -107,8 +107,8 @@ class Share:
         begin: The index of its first element.
         end: The index after its last element.
         value: The current value during an update; otherwise None.
-        parameter: If the rank keeps this part of the variable alone: what
-            `tfring.shard_parameters` has made of the variable.
+        parameter: For a parameter of `tfring.shard_parameters`, of which the
+            rank keeps only this part: its share. Otherwise None.
     """
 
     constraint = None
@@ -171,8 +171,8 @@ class Bucket:
     """Variables of one dtype that are sent together, one row per rank.
 
     Attributes:
-        indices: Their numbers; none is empty.
-        dtype: Their dtype.
+        indices: The numbers of the variables, none of which is empty.
+        dtype: The dtype of the variables.
     """
 
     def __init__(
@@ -355,13 +355,13 @@ class Layout:
         """Returns the index of a variable in `variables`.
 
         Raises:
-            KeyError: It is not in `variables`.
+            KeyError: The variable is not in `variables`.
         """
         index: int = self._index_of[variable_key(variable)]
         return index
 
     def _indices_of_buckets(self) -> list[list[int]]:
-        # The last variables come first, as their gradients do.
+        # The last variables come first, because their gradients do.
         order = [
             i
             for i in reversed(range(len(self.variables)))
@@ -385,7 +385,7 @@ def place_in(options: GradientOptions) -> tuple[int, int]:
 
 
 def _part(tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:
-    """Returns some of a tensor's elements, flat."""
+    """Returns a range of a tensor's elements, flat."""
     count = tensor.shape.num_elements()
     if traced_for_xla() and count >= _LARGE:
         row = count // tensor.shape[0]

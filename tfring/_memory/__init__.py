@@ -1,1 +1,1 @@
-"""Feature maps that leave the device until backpropagation needs them."""
+"""Saves memory of the device: offloads feature maps, shards parameters."""

@@ -17,11 +17,10 @@ from tfring._ops.ordering import traced_for_xla
 def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
     """Moves feature maps away between forward pass and backpropagation.
 
-    For training loops of one's own that use neither
-    `tfring.DistributedOptimizer` nor `tfring.DistributedGradientTape`, which
-    take the same options as `offload=`. Call it once in the function of the
-    step, after the gradients have been computed. Needs no `tfring.init()`, and
-    is not collective.
+    It is for custom training loops without `tfring.DistributedOptimizer` and
+    `tfring.DistributedGradientTape`, which take the same options as `offload=`.
+    Call it once in the function of the step, after the gradients have been
+    computed. It needs no `tfring.init()`, and is not collective.
 
     Args:
         gradients: The result of `tf.GradientTape.gradient` in the `tf.function`
@@ -72,7 +71,7 @@ def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
 def offload_step(
     function: str, gradients: Sequence[Any], offload: Offload | None
 ) -> None:
-    """Like `offload_activations`, for a public function's `offload`."""
+    """Offloads for a public function, whose `offload` may be None."""
     if offload is None or all(gradient is None for gradient in gradients):
         return
     if tf.executing_eagerly():

@@ -2,11 +2,12 @@
 
 Note [Views]: some operations give another shape to the same memory. A feature
 map that is moved, while a view of it is not, would take as much memory as
-before. So views are looked through, and made again of the fetched tensor.
+before. So the tensor behind a view is moved, and the view is made again from
+    the fetched tensor.
 
-Note [Constants]: what depends on shapes alone, such as `tf.ones_like`, stays.
-TensorFlow leaves out a product with it, which it could not any more once its
-value is fetched.
+Note [Constants]: values that depend on shapes alone, such as `tf.ones_like`,
+    stay. TensorFlow optimizes a product with such a value away, which it could
+    not do with a fetched value.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tfring._memory.schedule import Schedule
 
 # Operations with an output in the memory of their first input.
 _VIEWS = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
-# Operations that read no more than a shape may run when they like.
+# Operations that read only a shape may run at any time.
 _SHAPE_READERS = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
-# Operations with results in another tensor's memory: moving would not release
-# it.
+# Operations whose results are in another tensor's memory, which moving them
+# would not release.
 _NOT_OURS = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
-# Calls of traced functions, which are one operation here.
+# Calls of traced functions, each of which is one operation here.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 # The policy "conv" moves the inputs of these operations.
 _HEAVY = {
@@ -42,8 +43,8 @@ class Use:
     """An input of an operation of backpropagation."""
 
     operation: tf.Operation
-    number: int  # of the input
-    views: tuple[tf.Operation, ...]  # from the feature map to it, in order
+    number: int  # the number of the input
+    views: tuple[tf.Operation, ...]  # from the feature map to the input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Found:
 def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
     """Returns the feature maps that the options choose.
 
-    They are in the order of the forward pass. Notes say which tensors stay, and
-    why.
+    The feature maps are in the order of the forward pass. The strings say which
+    tensors stay, and why.
     """
     constants = _constants(schedule)
     maps: dict[str, Found] = {}  # by the tensor's name
@@ -109,7 +110,7 @@ def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
 def forward_uses(
     schedule: Schedule, tensor: tf.Tensor
 ) -> list[tuple[tf.Operation, int]]:
-    """The uses of a tensor in the forward pass, for more than its shape."""
+    """Returns the forward pass's uses of a tensor's values."""
     return [
         (operation, number)
         for operation, number in schedule.consumers.get(tensor.name, ())
@@ -119,7 +120,7 @@ def forward_uses(
 
 
 def _constants(schedule: Schedule) -> set[str]:
-    """The names of the operations that Note [Constants] is about."""
+    """Returns the names of constant operations; see Note [Constants]."""
     constants: set[str] = set()
     for operation in schedule.operations:
         if (
@@ -141,7 +142,7 @@ def _constants(schedule: Schedule) -> set[str]:
 def _without_views(
     tensor: tf.Tensor,
 ) -> tuple[tf.Tensor, tuple[tf.Operation, ...]]:
-    """The tensor that a tensor is a view of; see Note [Views]."""
+    """Returns the tensor behind views, and the views; see Note [Views]."""
     views: list[tf.Operation] = []
     while tensor.op.type in _VIEWS:
         views.append(tensor.op)
@@ -150,7 +151,7 @@ def _without_views(
 
 
 def _bytes(tensor: tf.Tensor) -> float:
-    """Its size; infinite where only the running step knows it."""
+    """Returns the bytes; infinity if only the running step knows them."""
     count = tensor.shape.num_elements()
     return float("inf") if count is None else count * tensor.dtype.size
 

@@ -71,11 +71,12 @@ def whole_parameter(share: ParameterShare, dtype: tf.DType) -> tf.Tensor:
         dtype: The dtype in which it is read and gathered, a float.
 
     Returns:
-        A tensor of the parameter's shape. Its gradient by `share.stored` is the
-        mean over the ranks.
+        A tensor of the parameter's shape. Its gradient with respect to
+            `share.stored` is the mean over the ranks.
     """
     if tf.executing_eagerly():
-        # Keras numbers the paths of parameters by process.
+        # Keras numbers parameters in each process, so their paths may differ
+        # between ranks.
         group = share.group
         name = f"parameters/{group.name}/{group.shares.index(share)}"
         [whole] = _gathered(
@@ -96,8 +97,8 @@ def assign_share(share: ParameterShare, value: tf.Tensor) -> None:
     """Assigns this rank's elements; later reads gather again.
 
     Raises:
-        NotImplementedError: It is traced in the body of a loop that reads the
-            parameter.
+        NotImplementedError: The assignment is traced in the body of a loop that
+            reads the parameter.
     """
     if not tf.executing_eagerly():
         bodies: list[Any] = []
@@ -118,7 +119,7 @@ def use_second_gathers() -> None:
 
 
 def _graphs_around() -> Iterator[Any]:
-    """Yields the graph being traced, and those around it as a loop's body."""
+    """Yields the graph being traced, and the graphs around it."""
     graph = tf.compat.v1.get_default_graph()
     yield graph
     while isinstance(graph, _CONTROL_FLOW):
@@ -131,7 +132,7 @@ class _Gather:
 
     Attributes:
         wholes: The whole parameters, in the order of the group's shares.
-        again: What the second gather gives; empty if there is none.
+        again: The results of the second gather; empty without one.
         gradients: The gradients of those of `wholes` that have one, by their
             numbers, once a tape has computed them.
         inner: The bodies of loops and branches that read it.
@@ -197,8 +198,8 @@ class _Gathers:
         """See Note [Gathers outside of loops].
 
         Raises:
-            NotImplementedError: One of the bodies, where it is assigned, reads
-                it.
+            NotImplementedError: The parameter is assigned in one of the bodies,
+                which reads it.
         """
         if not any(
             gather.group is share.group and not gather.inner.isdisjoint(bodies)
@@ -264,7 +265,7 @@ class _Gathers:
         behind = gather.number + _AHEAD + 1
         if behind < len(self._all):
             after = [g.op for g in self._all[behind].gradients.values()]
-        else:  # It waits for the end of the forward pass.
+        else:  # wait for the end of the forward pass
             after = last_users(self._all[-1].wholes)
         name = f"{gather.name}/again"
         with self._after(after, name):
@@ -288,7 +289,7 @@ class _Gathers:
     def _after(
         self, operations: Sequence[tf.Operation], scope: str
     ) -> Iterator[None]:
-        """What is traced inside waits for operations."""
+        """A scope in which traced operations wait for `operations`."""
         with self._graph.name_scope(f"{scope}/"):
             if not traced_for_xla():
                 with tf.control_dependencies(operations):
@@ -298,7 +299,7 @@ class _Gathers:
                 tensor = operation.outputs[0]
                 if tensor.dtype.is_floating:
                     first = tf.reshape(tensor, [-1])[0]
-                    keep_done(tf.cast(tf.abs(first) < 0, tf.int64))  # is 0
+                    keep_done(tf.cast(tf.abs(first) < 0, tf.int64))  # adds 0
             yield
 
 
@@ -359,8 +360,8 @@ def _scatter(
 ) -> list[tf.Tensor | None]:
     """Averages gradients, and returns this rank's share of each.
 
-    They travel in the dtype of the parameters, as without shares. A frozen
-    parameter gets None, and so does one without a gradient.
+    They are sent in the dtype of the parameters, as without shares. A parameter
+    that is frozen or has no gradient gets None.
     """
     result: list[tf.Tensor | None] = [None] * len(shares)
     trained = [i for i in gradients if shares[i].is_trained]

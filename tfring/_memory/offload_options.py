@@ -24,10 +24,10 @@ class FeatureMap:
     Attributes:
         name: The tensor's name in the traced graph.
         op_type: The type of the operation that made it, such as "Relu".
-        shape: Its shape, as far as it is known when the step is traced.
+        shape: The shape, as far as it is known when the step is traced.
         dtype: Its dtype.
         forward_uses: The types of the operations of the forward pass that use
-            it; views such as "Reshape" and casts are looked through.
+            it, directly or through casts and views such as "Reshape".
         backward_uses: The types of backpropagation's operations that use it.
     """
 
@@ -45,18 +45,17 @@ class OffloadStatistics:
 
     Attributes:
         moved: How many feature maps were moved.
-        moved_bytes: Their bytes.
-        kept_bytes: Bytes of feature maps that stayed because the budget has
-            room for them, which are never more than the budget.
-        peak_bytes: The most that TensorFlow's allocator of the device had given
-            out at once, by its own count, in this process until the step ended;
-            -1 if it has no count. `tf.config.experimental.reset_memory_stats`
-            begins it anew. On a CPU with oneDNN it leaves out tensors below
-            256 KiB; on other CPUs there is none.
-        tier_bytes: Bytes of feature maps in the host's memory now, of all steps
-            of this process. Pinned and ordinary memory are added up.
-        tier_peak_bytes: The most that it has held. Up to that much stays
-            allocated for later steps.
+        moved_bytes: The bytes of the moved feature maps.
+        kept_bytes: The bytes of feature maps that stayed within the budget.
+        peak_bytes: The most bytes that TensorFlow's allocator of the device had
+            allocated at once in this process, by its own count; -1 if it does
+            not count. `tf.config.experimental.reset_memory_stats` resets it. On
+            a CPU with oneDNN it leaves out tensors below 256 KiB; on other CPUs
+            there is no count.
+        tier_bytes: The bytes of feature maps in the host's memory now, pinned
+            or not, of all steps of this process.
+        tier_peak_bytes: The most that `tier_bytes` has been. Up to that much
+            memory stays allocated for later steps.
     """
 
     moved: int
@@ -71,39 +70,39 @@ class OffloadStatistics:
 class Offload:
     """Moves feature maps away between forward pass and backpropagation.
 
-    Memory bounds the batch and the model, and the results of layers, which wait
-    for backpropagation, hold most of it. With this option they are copied to
-    memory of the host that is not TensorFlow's, pinned memory from a GPU; their
+    Memory limits the batch and the model, and most of it holds the results of
+    layers that wait for backpropagation. With this option they are copied to
+    memory of the host outside of TensorFlow, which is pinned for a GPU; their
     memory is released, and they are copied back before they are needed. The
-    copies go on beside the computation. With `"all"` and `"conv"` the weights
+    copies overlap with the computation. With `"all"` and `"conv"` the weights
     are the same to the bit in all models of the tests; where a function moves
     only some, TensorFlow's optimizations may round a sum in another way.
 
     Pass it as `offload=` to `tfring.DistributedOptimizer` or
     `tfring.DistributedGradientTape`, or use `tfring.offload_activations`. It
-    works on one rank as on many, and adds no collective. Ranks need not agree.
+        works on one rank as on many, and adds no collective. It need not agree
+        across ranks.
 
     Args:
         policy: Which feature maps are moved. `"all"`: those that
-            backpropagation needs. `"conv"`: those among them that convolutions
-            and matrix products take in. `"auto"`: as few as `budget_bytes`
-            allow, see there. Or a function that takes a `FeatureMap` and
-            returns whether it is moved.
-        budget_bytes: For `"auto"` alone: how many bytes of feature maps may
-            stay. The first step moves all of them, and every later one has a
-            plan from the sizes of the step before: backpropagation's first ones
-            stay. Not counted are feature maps on their way, see `ahead`,
-            tensors below `min_bytes`, weights and the batch. Each call that is
-            traced has a budget of its own.
+            backpropagation needs. `"conv"`: those of them that are inputs of
+                convolutions and matrix products. `"auto"`: as few as
+                    `budget_bytes` allows. A function takes a `FeatureMap` and
+                    returns whether it is moved.
+        budget_bytes: For `"auto"`: how many bytes of feature maps may stay. The
+            first step moves all of them. Every later step has a plan by the
+            sizes of the step before: the feature maps that backpropagation
+            needs first stay. The budget does not count feature maps that are
+            being copied, see `ahead`, tensors below `min_bytes`, weights and
+            the batch. Each traced call has a budget of its own.
         min_bytes: Smaller feature maps stay.
-        ahead: How many feature maps may be on their way out at a time, and how
-            many may be back before they are used. More hides copies better, and
-            takes more memory.
+        ahead: How many feature maps may be being copied out at a time, and how
+            many may be copied back before they are used. A larger number hides
+            copies better, and takes more memory.
 
     Raises:
         TypeError: An argument is of a wrong type.
-        ValueError: An argument has a value that cannot be; the message says
-            which.
+        ValueError: An argument has an invalid value; the message says which.
 
     Example:
 
@@ -151,7 +150,7 @@ class Offload:
             _check_number("budget_bytes", self.budget_bytes, 1)
 
     def statistics(self) -> OffloadStatistics | None:
-        """Figures of the last step that was traced with these options.
+        """Returns the statistics of the last step with these options.
 
         Returns:
             None before the first step.
@@ -164,7 +163,7 @@ class Offload:
         return None
 
     def _new_plan(self) -> int:
-        """The number of the plan of one more traced step."""
+        """Returns the number of a new plan, for one more traced step."""
         plan = next(_plans)
         self._traced.append(plan)
         return plan
@@ -174,7 +173,7 @@ def checked_offload(function: str, offload: Any) -> Offload | None:
     """Returns the argument `offload` of a public function.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is neither None nor an `Offload`.
     """
     if offload is not None and not isinstance(offload, Offload):
         raise TypeError(

@@ -27,8 +27,8 @@ class ParameterGroup:
     """Parameters that are gathered together, by one collective.
 
     Attributes:
-        name: Begins the names of requests. It is the same on all ranks.
-        shares: The shares of its parameters, of one dtype.
+        name: The prefix of the names of requests, the same on all ranks.
+        shares: The shares of its parameters, which have one dtype.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class ParameterShare:
     Args:
         parameter: The Keras variable.
         stored: The flat variable with the elements that this rank keeps.
-        begin: The index of the first of them in the whole parameter.
+        begin: The index of the first kept element in the whole parameter.
         group: The parameters that are gathered together with it.
     """
 
@@ -93,13 +93,13 @@ class ParameterShare:
 
 
 def parameter_share(variable: Any) -> ParameterShare | None:
-    """Returns the share that a variable is of a parameter, or None."""
+    """Returns the share whose elements a variable has, or None."""
     share: ParameterShare | None = getattr(variable, _ATTRIBUTE, None)
     return share
 
 
 def parameters_of(variables: Iterable[Any]) -> list[ParameterShare]:
-    """Returns the shares that variables are of parameters."""
+    """Returns the shares whose elements the variables have."""
     shares = (parameter_share(variable) for variable in variables)
     return [share for share in shares if share is not None]
 
@@ -121,6 +121,6 @@ def check_not_reduced(variables: Iterable[Any]) -> None:
 
 
 def copied_range(whole: tf.Tensor, begin: int, end: int) -> tf.Tensor:
-    """Returns some elements, flat; see Note [Memory of slices]."""
+    """Returns a copied range of elements; see Note [Memory of slices]."""
     part = tf.reshape(whole, [-1])[begin:end]
     return part if traced_for_xla() else tf.raw_ops.DeepCopy(x=part)

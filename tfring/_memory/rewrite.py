@@ -1,36 +1,39 @@
 """Rewrites a traced step, so that it moves feature maps away and back.
 
 Note [Order of copies]: each feature map is copied out as soon as it has
-been computed. The forward pass uses the n-th of them only when the (n-ahead)-th
-has been copied out and released; else it would run ahead of the copies, and
-memory be no smaller. Backpropagation gets the n-th back, in the order of its
-needs, only after it has used the (n-ahead)-th, and all earlier ones. That
-includes gradients of weights, which nothing else waits for: TensorFlow would
-put them off, and with them the release of their inputs.
+been computed. The forward pass uses the n-th feature map only after the
+    (n-ahead)-th was copied out and released; otherwise it would run ahead of
+    the copies, and memory would not shrink. Backpropagation gets the n-th
+    feature map back, in the order of its uses, only after it has used the
+    (n-ahead)-th and all earlier ones. These uses include gradients of weights,
+    for which nothing else waits: TensorFlow would delay them, and with them the
+    release of their inputs.
 
 Note [Where edges are]: every edge leads forward in the order of `Schedule`, so
-there is no cycle. Nor does an optimization make one, or other bits.
-Optimizations that merge operations, such as a convolution and its bias or two
-products with constants, look whether the tensor between them has other users,
-or control edges. So there are no control edges to operations that are not
-tfring's; the forward pass waits on data that is used twice anyway, once by
-backpropagation; and where a result of backpropagation has but one use, a fetch
-waits for the next in line that has more, or is a gradient.
+    there is no cycle. Optimizations neither create a cycle nor change a bit.
+    Those that merge operations, such as a convolution and its bias or two
+    products with constants, check whether the tensor between them has other
+    users or control edges. So only tfring's operations get control edges. The
+    forward pass waits through data that is used twice anyway, once by
+    backpropagation. Where a result of backpropagation has only one use, a fetch
+    waits for the next result along the line that has more uses or is a
+    gradient.
 
 Note [Names]: TensorFlow sorts the terms of a sum by the names of their
-operations, and sums of floats depend on their order. So a tensor's replacement
-has its name, with a slash and a word behind.
+operations, and sums of floats depend on their order. So the replacement of a
+    tensor has the name of the tensor, followed by a slash and a word.
 
-Note [Sums in place]: a sum of three tensors begins with one that nobody else
-holds, and which these are must not depend on what is copied when. The forward
-pass takes feature maps from operations that give them in memory that cannot be
-written to (offload_ops.cc); a fetch waits for a sum, not for what it adds up.
+Note [Sums in place]: TensorFlow computes a sum of three tensors in the memory
+    of one that nobody else holds, and the time of a copy must not decide which
+    one that is. So the forward pass reads feature maps from operations that
+    return them in memory that cannot be written to (offload_ops.cc), and a
+    fetch waits for a sum and not for its terms.
 
 Note [After reductions]: with more than one rank, backpropagation waits for the
-starts of reductions, by operations in the way of data, which TensorFlow cannot
-merge anything across. Their places follow from the edges of the graph, so
-offloading adds its own edges afterwards: then the places are the same as
-without it, and so are the bits.
+    starts of reductions through operations in the path of data, across which
+    TensorFlow merges nothing. The edges of the graph determine their places. So
+    offloading adds its own edges afterwards: the places, and the bits, are the
+    same as without it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ from tfring._memory.offload_options import Offload
 from tfring._memory.schedule import Schedule
 
 _OPAQUE = {tf.resource, tf.variant}
-# Operations that, as gradients, may be merged with the optimizer's.
+# Operations that may be merged with the optimizer's if their result is a
+# gradient.
 _MERGED = {
     *("Add", "AddN", "AddV2", "Cast", "Div", "Mul", "Neg", "RealDiv"),
     *("Reshape", "Sub", "Transpose"),
@@ -137,12 +141,13 @@ class _Rewrite:
                     name="held", x=found.tensor, handle=awaited
                 )
             for operation, number in uses:
-                # Not public, but TensorFlow's own control flow uses it.
+                # The function is private, but TensorFlow's own control flow
+                # uses it.
                 operation._update_input(number, later)
 
     def _fetch(self, handles: Sequence[tf.Tensor]) -> None:
         in_order = sorted(range(len(self._moved)), key=self._position_of_need)
-        # Users of an earlier one that are not waited for yet.
+        # Users of earlier feature maps for which nothing waits yet.
         using: dict[str, tf.Operation] = {}
         after: list[tf.Operation] = []
         for number, i in enumerate(in_order):
@@ -168,8 +173,8 @@ class _Rewrite:
     ) -> None:
         found = self._moved[i]
         need = self._position_of_need(i)
-        # The last that leaves before this one is needed: the forward pass is
-        # over.
+        # The last feature map to be copied out before this one is needed; the
+        # forward pass is over.
         last = max(
             j
             for j, other in enumerate(self._moved)
@@ -220,14 +225,14 @@ class _Rewrite:
             if len(uses) > 1:
                 return operation
             if all(user.type.startswith("Tfring") for user in uses.values()):
-                # Nothing is merged with these.
+                # TensorFlow merges nothing with these.
                 if uses:
                     return operation
                 return None if operation.type in _MERGED else operation
             (operation,) = uses.values()
 
     def _token(self, operation: tf.Operation) -> tf.Tensor:
-        """The tensors that exist once an operation has run."""
+        """Returns a tensor that exists once an operation has run."""
         if operation.name not in self._tokens:
             with _beside(operation.outputs[0]):
                 self._tokens[operation.name] = native.ops().tfring_computed(
@@ -244,7 +249,7 @@ class _Rewrite:
 
 @contextlib.contextmanager
 def _beside(tensor: tf.Tensor) -> Iterator[None]:
-    """On the same device, and under its name; see Note [Names]."""
+    """A scope on a tensor's device and under its name; see Note [Names]."""
     with (
         tf.device(tensor.device or None),
         tensor.graph.name_scope(f"{tensor.op.name}/"),
@@ -255,7 +260,7 @@ def _beside(tensor: tf.Tensor) -> Iterator[None]:
 def _with_views(
     fetched: tf.Tensor, use: Use, views: dict[str, tf.Tensor]
 ) -> tf.Tensor:
-    """An operation's inputs that are feature maps are fetched."""
+    """Returns the fetched feature map through the views of a use."""
     tensor = fetched
     for view in use.views:
         if view.name not in views:

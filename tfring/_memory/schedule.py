@@ -1,12 +1,12 @@
-"""An order of a traced graph's operations; edges may be added along it.
+"""An order of a traced graph's operations, along which edges may be added.
 
 Note [Edges that go forward]: offloading adds edges between operations: a fetch
 waits for what runs before it. If all edges, old and new, lead forward in one
-order of the operations, there is no cycle. It is the order of tracing, which is
-also the program's. An exception are operations that an earlier rewrite of the
-graph has added late: they are placed before their first use. TensorFlow runs
-stateful operations in the order of tracing; these edges it adds when the trace
-has ended, so they are taken for granted here.
+order of the operations, there is no cycle. The order is that of tracing, which
+    is also the order of the program. Operations that an earlier rewrite of the
+    graph has added late are an exception: they are placed before their first
+    use. TensorFlow runs stateful operations in the order of tracing. It adds
+    the edges for that when the trace has ended, so they are assumed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 # Part of the names of operations that tf.GradientTape.gradient traces.
 _TAPE_SCOPE = "gradient_tape"
-# Operations that pass on their first input, when something has happened.
+# Operations that return their first input once something has happened.
 _WAITING = {"TfringAfterStart", "TfringAfterStash"}
 
 
@@ -26,13 +26,13 @@ class Schedule:
 
     Args:
         graph: The graph.
-        gradients: The gradients that backpropagation was traced for. A tape
-            traces more than that, which TensorFlow drops: it is left out here.
+        gradients: The gradients that backpropagation was traced for. Operations
+            that a tape traces for nothing are left out, as by TensorFlow.
 
     Attributes:
         operations: The operations, first to last.
-        consumers: For each tensor, by its name, the operations that take it in,
-            in order, each with the number of the input.
+        consumers: For each tensor, by its name, the operations that read it, in
+            order, each with the number of the input.
     """
 
     def __init__(self, graph: tf.Graph, gradients: Sequence[tf.Tensor]) -> None:
@@ -56,15 +56,15 @@ class Schedule:
                 )
 
     def is_backward(self, operation: tf.Operation) -> bool:
-        """Tells if the operation is a part of backpropagation."""
+        """Tells whether the operation is a part of backpropagation."""
         return operation.name in self._backward
 
     def has_backpropagation(self) -> bool:
-        """Tells if any operation is."""
+        """Tells whether any operation is a part of backpropagation."""
         return bool(self._backward)
 
     def position_of(self, operation: tf.Operation) -> int:
-        """The place of the operation in the order."""
+        """Returns the place of the operation in the order."""
         return self._position[operation.name]
 
 
@@ -82,13 +82,13 @@ def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     ordered: list[tf.Operation] = []
     placed: set[str] = set()
     for root in operations:
-        # Depth first, without recursion: each operation with the rest of its
-        # needs.
+        # Depth first, without recursion: the path has each operation with the
+        # inputs that are still to be placed.
         path = [] if root.name in placed else [(root, _needs(root, before))]
         on_path = {root.name}
         while path:
             operation, needs = path[-1]
-            for need in needs:  # It goes on where it was.
+            for need in needs:  # `needs` continues where it stopped
                 # A loop of TensorFlow 1 leads back to itself.
                 if need.name not in placed and need.name not in on_path:
                     path.append((need, _needs(need, before)))
@@ -104,7 +104,7 @@ def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
 
 def stateful_types(operations: Sequence[tf.Operation]) -> set[str]:
     """Returns the types of the stateful operations."""
-    # Asked once for each type, as it takes long.
+    # Ask once for each type, because it takes long.
     examples = {operation.type: operation for operation in operations}
     return {name for name, o in examples.items() if o.op_def.is_stateful}
 
@@ -120,9 +120,10 @@ def _needs(
 
 
 def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
-    """The names of a tape's operations, and of all that depend on them.
+    """Returns the names of a tape's operations, and of their dependents.
 
-    Gradients of functions, and their sums, have other names.
+    Dependents are included because gradients of functions, and their sums, have
+    names outside of the tape's scope.
 
     Args:
         operations: All operations, in the order of tracing.
@@ -131,8 +132,8 @@ def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
     found: set[str] = set()
     for number, operation in enumerate(operations):
         if _TAPE_SCOPE in operation.name.split("/") or any(
-            # A loop's forward pass takes in the stacks of its iterations, which
-            # were traced after it, with backpropagation.
+            # The forward pass of a loop reads the stacks of its iterations,
+            # which were traced later, together with backpropagation.
             source.name in found and traced[source.name] < number
             for source in map(_before_rewrites, operation.inputs)
         ):
@@ -141,7 +142,7 @@ def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
 
 
 def _before_rewrites(tensor: tf.Tensor) -> tf.Operation:
-    """The operation behind a tensor, before any that waits for something."""
+    """Returns the operation behind a tensor, and behind waiting operations."""
     while tensor.op.type in _WAITING:
         tensor = tensor.op.inputs[0]
     return tensor.op
@@ -150,7 +151,7 @@ def _before_rewrites(tensor: tf.Tensor) -> tf.Operation:
 def _used(
     operations: Sequence[tf.Operation], gradients: Sequence[tf.Tensor]
 ) -> set[str]:
-    """The names of operations that gradients or stateful ones depend on."""
+    """Returns what gradients and stateful operations depend on, by name."""
     stateful = stateful_types(operations)
     needed = [gradient.op for gradient in gradients]
     needed += [o for o in operations if o.type in stateful]

@@ -1,4 +1,4 @@
-"""Finds the operations that use a gathered parameter, and gives them another.
+"""Finds the operations that use a gathered parameter, and replaces it there.
 
 A layer may use a parameter through a view, such as a cast or a reshape.
 Backpropagation reads the same view, so each view is made a second time from the
@@ -16,7 +16,7 @@ import tensorflow as tf
 _VIEWS = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"}
 # Operations that TensorFlow may merge with the product before them.
 _MERGED = {"Add", "AddV2", "BiasAdd", "Relu", "Reshape"}
-# Operations whose gradient does not read the table.
+# Operations whose gradients do not read the table.
 _LOOKUPS = {"GatherV2", "Shape"}
 
 
@@ -37,7 +37,7 @@ def _users(tensor: tf.Tensor) -> list[tf.Operation]:
 
 
 def last_users(wholes: Iterable[tf.Tensor]) -> list[tf.Operation]:
-    """Returns the operations after which tensors are not read any more.
+    """Returns the operations after which nothing reads the tensors.
 
     A control edge from a product would keep TensorFlow from merging it with the
     operations behind it, so the edge leaves the last of them.
@@ -58,13 +58,14 @@ def last_users(wholes: Iterable[tf.Tensor]) -> list[tf.Operation]:
 def replace_behind(
     first: tf.Tensor, second: tf.Tensor, place: dict[str, int], begin: int
 ) -> None:
-    """Gives a second tensor to what was traced behind its gather."""
+    """Replaces a tensor in operations that were traced after its gather."""
     for operation in first.consumers():
         number = place.get(operation.name, -1)
         if number > begin:
             for i, tensor in enumerate(operation.inputs):
                 if tensor is first:
-                    # Not public, but TensorFlow's own control flow uses it.
+                    # The function is private, but TensorFlow's own control flow
+                    # uses it.
                     operation._update_input(i, second)
         elif operation.type in _VIEWS:
             view = operation.outputs[0]
