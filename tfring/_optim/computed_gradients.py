@@ -1,7 +1,7 @@
 """Averages gradients where an optimizer computes them, before it applies them.
 
-For optimizers of TensorFlow 1 and of Keras 2: Horovod's users also call their
-`compute_gradients` by itself. Keras 3 has no such method.
+It serves optimizers of TensorFlow 1 and of Keras 2, whose `compute_gradients`
+users of Horovod also call by itself. Keras 3 has no such method.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ComputedGradients:
 
     Args:
         options: How gradients are reduced.
-        passes: How many batches there are for each update.
+        passes: The number of batches for each update.
         average_passes: If true, an update takes the mean of the passes' sums.
     """
 
@@ -80,8 +80,8 @@ class ComputedGradients:
 
         Args:
             pairs: The result of `averaged`.
-            apply: Applies them.
-            count_batch: Called before the last pass instead.
+            apply: Applies the pairs.
+            count_batch: Called instead of `apply` before the last pass.
 
         Raises:
             ValueError: There are several passes, and `averaged` was not called.
@@ -188,7 +188,7 @@ def _check_initialized(variable: Any) -> list[Any]:
     """Returns checks, for TensorFlow 1, that a variable is initialized."""
     with tf.init_scope():
         if tf.executing_eagerly():
-            return []  # An eager variable has a value from the start.
+            return []  # eager variables always have a value
     check = tf.debugging.Assert(
         tf.compat.v1.is_variable_initialized(variable),
         [

@@ -10,7 +10,7 @@ from tfring._optim.computed_gradients import ComputedGradients
 
 
 def is_keras2_optimizer(optimizer: Any) -> bool:
-    """Tells whether it is an optimizer of Keras 2, without an import of it."""
+    """Tells whether this is an optimizer of Keras 2, without importing it."""
     return hasattr(optimizer, "apply_gradients") and any(
         each.__module__.partition(".")[0] == "tf_keras"
         for each in type(optimizer).__mro__
@@ -25,9 +25,9 @@ def distribute_keras2(
 ) -> Any:
     """Exchanges the class of an optimizer of Keras 2, and returns it.
 
-    The class has the name and module of the one that it was, so that Keras
-    saves it as that. Each optimizer has a class for itself, so that a copy by
-    `from_config` reduces gradients in the same way.
+    The new class has the name and the module of the old one, so that Keras
+    saves it under that name. Each optimizer has a class of its own, so that a
+    copy by `from_config` reduces gradients in the same way.
     """
     base = type(optimizer)
     optimizer.__class__ = type(
@@ -36,7 +36,8 @@ def distribute_keras2(
         {
             "__module__": base.__module__,
             "__doc__": base.__doc__,
-            # Python 3.14 makes a method of a `partial` that is an attribute.
+            # From Python 3.14 on, a `partial` that is a class attribute becomes
+            # a method.
             "_tfring_made_by": staticmethod(made_by),
         },
     )

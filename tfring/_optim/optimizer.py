@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
-from tfring._gradients.gradient_options import GradientOptions, gradient_options
+from tfring._gradients.gradient_options import gradient_options
 from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload
 from tfring._ops.compression import AnyCompression, Compression, PowerSGD
 from tfring._ops.reductions import ReduceOp
-from tfring._optim.computed_gradients import ComputedGradients
-from tfring._optim.keras2_optimizer import (
-    Keras2Distributed,
-    distribute_keras2,
-    is_keras2_optimizer,
-)
-from tfring._optim.optimizer_class import (
-    Distributed,
-    accumulates_as_keras,
-    distribute,
-)
-from tfring._optim.rounds import InRounds
 from tfring._optim.rounds_options import with_rounds
-from tfring._optim.sharded import Sharded, check_can_be_sharded
-from tfring._optim.v1_optimizer import V1Optimizer
-from tfring._state.optimizers import with_inner
+from tfring._optim.sharded import check_can_be_sharded
+from tfring._optim.wrapping import checked_optimizer, distributed, is_v1
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
@@ -78,25 +63,26 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
 
     Args:
         optimizer: Any Keras 3 optimizer. It is changed and returned, not
-            copied, so that its state and settings remain. Or, as for
-            `compile`, the name of one, such as "adam", or a configuration: a
-            dictionary that `keras.optimizers.get` takes. Or an optimizer of
-            `tf.compat.v1.train`, which stays as it is; or one of Keras 2, the
-            package `tf_keras`, which is changed.
-        name: A new name for `optimizer`; default the one that it has.
-        use_locking: For optimizers of TensorFlow 1; Keras 3 does not know it.
+            copied, so that its state and settings remain. As for `compile`, it
+            may be the name of an optimizer, such as "adam", or a configuration:
+            a dictionary that `keras.optimizers.get` takes. Also an optimizer of
+            Keras 2, the package `tf_keras`, which is changed, or of
+            `tf.compat.v1.train`, which is not.
+        name: A new name for `optimizer`; by default it keeps its name.
+        use_locking: For optimizers of TensorFlow 1 only.
         device_dense: The device that reduces dense gradients, such as "/cpu:0".
             By default TensorFlow chooses it. XLA chooses the device of compiled
             operations itself.
         device_sparse: The same for sparse gradients.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
-            which larger floats are sent and added. Or a `tfring.PowerSGD`,
-            which sends two thin factors of each large gradient. Or a
-            `tfring.compression.Compressor` of your own. Must agree across
-            ranks.
+            which larger floats are sent and added. A `tfring.PowerSGD` sends
+                two thin factors of each large gradient. A
+                `tfring.compression.Compressor` of your own is also accepted.
+                Must agree across ranks.
         sparse_as_dense: If true, gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Use it if most rows are used in every step. Must
-            agree across ranks. Under `jit_compile` they always are. The results
+            agree across ranks. Under `jit_compile` they are always made dense.
+                The results
             are the same: on any number of ranks, repeated rows are added up
             before Keras squares or clips them. Plain Keras squares or clips
             each row by itself.
@@ -128,32 +114,36 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             `PartialDistributedOptimizer`, are divided by the number of ranks.
         offload: Which feature maps are moved to the host's memory
             until backpropagation needs them, so that larger models and batches
-            fit. Not under XLA: compile with `jit_compile=False`. Default: none.
+            fit. This does not work under XLA: compile with `jit_compile=False`.
+                Default: no feature maps.
         shard_states: If true, each rank keeps `1 / size()` of the optimizer's
             variables, such as momenta (ZeRO-1). Gradients are reduce-scattered,
-            each rank updates its share, and the weights are gathered: the bytes
-            of an allreduce. For SGD, Adam, AdamW, Adamax, Nadam, RMSprop,
-            Adagrad, Adadelta, Ftrl and Lion, and a `LossScaleOptimizer` around
-            them. Sparse gradients are made dense. Save within
+                each rank updates its share, and the weights are gathered, which
+                sends as many bytes as an allreduce. It works with SGD, Adam,
+                AdamW, Adamax, Nadam, RMSprop, Adagrad, Adadelta, Ftrl and Lion,
+                and with a `LossScaleOptimizer` around them. Sparse gradients
+                are made dense. Save within
             `tfring.whole_states`. With `tfring.shard_parameters` the weights
             are sharded, too. Must agree across ranks.
         sync: For slow links: `tfring.LocalSGD`, `tfring.DiLoCo` or
             `tfring.Gossip`. The ranks train apart in rounds of several updates,
-            and average weights after each. `compression` is then that of the
-            changes. Default: gradients are averaged in every step. Must agree
+            and average weights after each. `compression` then applies to the
+                changes of the weights. Default: gradients are averaged in every
+                step. Must agree
             across ranks.
 
     Returns:
         `optimizer` itself, or the one of that name or configuration, which now
         has a method `register_local_var(var)`: the gradient of that variable
         stays each rank's own. With `sync` it also has a collective method
-        `meet()`, which ends a round early, and the attribute
-        `outer_optimizer`: None with `Gossip`, and before it is built. Where it
-        is a `LossScaleOptimizer`, with `sync` or `shard_states`, these are its
-        `inner_optimizer`'s. A saved optimizer loads in plain Keras, and must
-        then be wrapped again. For a
-        TensorFlow 1 optimizer, the result is a new optimizer around it, with a
-        `register_local_var`. Its `compute_gradients`, and `minimize` and
+            `meet()`, which ends a round early, and the attribute
+            `outer_optimizer`, which is None with `Gossip`, and before the
+            optimizer is built. With `sync` or `shard_states`, the
+            `inner_optimizer` of a `LossScaleOptimizer` has them. A saved
+            optimizer loads in plain Keras, and must then be wrapped again. For
+            a TensorFlow 1 optimizer, the result is a new optimizer around it,
+            with a `register_local_var`. Its `compute_gradients`, and `minimize`
+            and
         `compute_gradients` of a Keras 2 optimizer, give averages;
         `apply_gradients` does not average.
 
@@ -180,14 +170,14 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     model.compile(tfring.DistributedOptimizer(optimizer), "mse")
     ```
     """
-    optimizer = _checked_optimizer(
+    optimizer = checked_optimizer(
         optimizer,
         is_of_keras3_alone=offload is not None
         or shard_states
         or sync is not None
         or isinstance(compression, PowerSGD),
     )
-    if use_locking and not _is_v1(optimizer):
+    if use_locking and not is_v1(optimizer):
         raise ValueError(
             "DistributedOptimizer: use_locking=True is for TensorFlow 1's "
             "optimizers; those of Keras update variables without locks. "
@@ -212,7 +202,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         check_can_be_sharded(optimizer, options)
     if sync is not None:
         options = with_rounds(options, sync)
-    return _distributed(
+    return distributed(
         optimizer,
         options,
         name=name,
@@ -251,8 +241,8 @@ def PartialDistributedOptimizer(  # noqa: N802
 
     Args:
         optimizer: See `DistributedOptimizer`, also for the arguments that are
-            not explained here. The arguments have Horovod's order; there, only
-            the Keras module has this function.
+            not explained here. The order of the arguments is that of Horovod's
+                Keras module, which has this function, too.
         name: A new name for `optimizer`.
         device_dense: The device that reduces dense gradients.
         device_sparse: The device that reduces sparse gradients.
@@ -268,18 +258,19 @@ def PartialDistributedOptimizer(  # noqa: N802
         scale_local_gradients: If true, local gradients are divided by the
             number of ranks.
         backward_passes_per_step: The number of batches to accumulate.
-        average_aggregated_gradients: If true, their mean is taken.
+        average_aggregated_gradients: If true, an update takes the mean of the
+            batches' gradients.
         num_groups: Horovod's old name of `groups`, if that is a number.
-        offload: Which feature maps are moved away meanwhile.
+        offload: Which feature maps are moved to the host's memory.
 
     Returns:
         The same as `DistributedOptimizer`.
 
     Raises:
-        TypeError: See `DistributedOptimizer`.
+        TypeError: As for `DistributedOptimizer`.
         ValueError: See `DistributedOptimizer`; or one of `local_layers` is not
-            a Keras layer. In the first step, if `optimizer` clips by a global
-            norm.
+            a Keras layer. Raised in the first step if `optimizer` clips by a
+                global norm.
 
     Example:
 
@@ -296,7 +287,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     model.compile(optimizer, "mse")
     ```
     """
-    optimizer = _checked_optimizer(
+    optimizer = checked_optimizer(
         optimizer,
         is_of_keras3_alone=offload is not None
         or isinstance(compression, PowerSGD),
@@ -316,148 +307,10 @@ def PartialDistributedOptimizer(  # noqa: N802
         local_layers=local_layers,
         offload=offload,
     )
-    return _distributed(
+    return distributed(
         optimizer,
         options,
         name=name,
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
     )
-
-
-def _is_v1(optimizer: Any) -> bool:
-    return isinstance(optimizer, tf.compat.v1.train.Optimizer)
-
-
-def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
-    """Returns the optimizer; Keras makes it from a name or a configuration.
-
-    Args:
-        optimizer: An optimizer of Keras 3, Keras 2 or TensorFlow 1, or a name
-            or a configuration.
-        is_of_keras3_alone: True if an option is set that only Keras 3
-            optimizers support.
-    """
-    runtime.check_joined()
-    if _is_v1(optimizer) or is_keras2_optimizer(optimizer):
-        if is_of_keras3_alone:
-            raise NotImplementedError(
-                "DistributedOptimizer: offload, shard_states, sync and "
-                "PowerSGD are for Keras 3's optimizers, and this is a "
-                f"{type(optimizer).__module__}.{type(optimizer).__name__}. "
-                "Leave them out."
-            )
-    else:
-        optimizer = _checked_keras_optimizer(optimizer)
-    if any(
-        isinstance(each, Distributed | V1Optimizer | Keras2Distributed)
-        for each in with_inner(optimizer)
-    ):
-        raise ValueError(
-            f"The optimizer {getattr(optimizer, 'name', '')!r} is distributed "
-            "already: DistributedOptimizer changes the optimizer that it is "
-            "given. Wrap an optimizer once."
-        )
-    return optimizer
-
-
-def _checked_keras_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "tfring needs Keras on its TensorFlow backend, and Keras runs on "
-            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow."
-        )
-    if isinstance(optimizer, str | dict):
-        try:
-            optimizer = keras.optimizers.get(optimizer)
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                "DistributedOptimizer: Keras makes no optimizer of "
-                f"{optimizer!r} ({type(error).__name__}: {error}). Pass a name "
-                "such as 'adam', what keras.optimizers.serialize gives, or an "
-                "optimizer."
-            ) from error
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "DistributedOptimizer wraps instances of keras.optimizers."
-            "Optimizer (Keras 3), their names and configurations, and "
-            "optimizers of tf_keras and of tf.compat.v1.train, got "
-            f"{optimizer!r} of type "
-            f"{type(optimizer).__module__}.{type(optimizer).__name__}. Make "
-            "the optimizer with keras.optimizers; with any other, average the "
-            "gradients by tfring.DistributedGradientTape."
-        )
-    return optimizer
-
-
-def _distributed(
-    optimizer: Any,
-    options: GradientOptions,
-    *,
-    name: str | None,
-    passes: int,
-    average_passes: bool,
-    use_locking: bool = False,
-) -> Any:
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(
-            "DistributedOptimizer: backward_passes_per_step must be a whole "
-            f"number of batches, at least 1, got {passes!r}."
-        )
-    computed = functools.partial(
-        ComputedGradients, options, passes, average_passes
-    )
-    if _is_v1(optimizer):
-        return V1Optimizer(
-            optimizer, computed(), name=name, use_locking=use_locking
-        )
-    if is_keras2_optimizer(optimizer):
-        return distribute_keras2(optimizer, computed, name=name)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # A saved optimizer accumulates inside of the loss scale that `compile` has
-    # put around it.
-    accumulates_inside = passes == inner.gradient_accumulation_steps
-    _accumulate(inner if accumulates_inside else optimizer, passes)
-    if name is not None:
-        optimizer.name = name
-    mixin = Distributed
-    if options.shard_states or options.sync is not None:
-        mixin = Sharded if options.shard_states else InRounds
-    # The states belong to the inner optimizer.
-    has_own_part = accumulates_inside or mixin is not Distributed
-    distribute(
-        inner if has_own_part else optimizer,
-        options,
-        summed_passes=1 if average_passes else passes,
-        mixin=mixin,
-    )
-    return optimizer
-
-
-def _accumulate(optimizer: Any, passes: int) -> None:
-    """Sets up Keras's accumulation of gradients, for more passes than one."""
-    if passes == 1 or optimizer.gradient_accumulation_steps == passes:
-        return
-    problem = None
-    if optimizer.gradient_accumulation_steps:
-        problem = (
-            "has gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps}. Give one of the two"
-        )
-    elif not accumulates_as_keras(type(optimizer)):
-        problem = (
-            "applies gradients by a method of its own. Wrap the optimizer "
-            "inside it, if there is one"
-        )
-    elif optimizer.built:
-        # A file has the accumulators at another place among the variables.
-        problem = (
-            "is built, without variables to accumulate in. Wrap it before its "
-            "first use"
-        )
-    if problem is not None:
-        raise ValueError(
-            f"DistributedOptimizer: backward_passes_per_step={passes}, but "
-            f"the optimizer '{optimizer.name}' {problem}."
-        )
-    optimizer.gradient_accumulation_steps = passes

@@ -12,7 +12,7 @@ some gradients are not finite. All ranks must decide alike, or some ranks would
 wait in a reduction that other ranks skip. So gradients are averaged before that
 check, which spreads infinity and NaN to all ranks. The inner optimizer does not
 average again. `compile()` under the policy "mixed_float16" puts Keras's own
-LossScaleOptimizer around ours; hence the patch.
+    LossScaleOptimizer around ours, so tfring patches that class.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Distributed(_Optimizer):
     _tfring_mixin: Any = None
 
     def _tfring_begin(self) -> None:
-        """Called when the class has been exchanged."""
+        """Called once the class has been exchanged."""
         if self.built:
             self._mark_variables()
 
@@ -140,13 +140,13 @@ class Distributed(_Optimizer):
         """Called before a step, outside of a LossScaleOptimizer's check."""
 
     def _end_step(self) -> None:
-        """Called after a step, also if the check has skipped the update."""
+        """Called after a step, even if the check has skipped the update."""
 
     def _found_in(self, model: Any) -> None:
-        """Called with each model that has it, before a step is traced."""
+        """Called with each model that has this optimizer, before each trace."""
 
     def _offload(self, grads: Sequence[Any]) -> None:
-        """Moves feature maps; after reductions, see Note [After reductions]."""
+        """Moves feature maps, after reductions: Note [After reductions]."""
         if not self._tfring_paused:
             offload = self._tfring_options.offload
             offload_step("DistributedOptimizer", grads, offload)
@@ -239,7 +239,7 @@ class Distributed(_Optimizer):
                 "DistributedOptimizer."
             )
         fields = dict(vars(options))
-        del fields["local_variables"]  # The copy has its own.
+        del fields["local_variables"]  # the copy has its own
         _, (saved,) = super().__reduce__()
         made_of = self._tfring_base, self._tfring_mixin
         return _restore, (made_of, saved, fields, self._tfring_summed_passes)

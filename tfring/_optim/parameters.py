@@ -1,4 +1,4 @@
-"""What does not go with the parameters of `tfring.shard_parameters`."""
+"""Refuses what does not work with `tfring.shard_parameters`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_knows_parameters(optimizer: Any, variables: Sequence[Any]) -> None:
 def check_parameters(
     optimizer: Any, variables: Sequence[Any], options: GradientOptions
 ) -> None:
-    """Refuses options that do not go with sharded parameters.
+    """Refuses options that do not work with sharded parameters.
 
     Raises:
         NotImplementedError: The message names the option.

@@ -1,9 +1,10 @@
 """The mixin class for an optimizer that trains in rounds.
 
-Note [Where ranks meet]: in `apply`, by a conditional in the graph. A callback
-would be called once for several steps per execution. The counters are the
-round's own: `iterations` does not count a step that a LossScaleOptimizer skips
-on one rank alone, and that rank would meet at another step.
+Note [Where ranks meet]: ranks meet in `apply`, by a conditional in the graph. A
+    callback would be too late, because `fit` may call it once for several
+    steps. The rounds have counters of their own: `iterations` does not count a
+    step that a LossScaleOptimizer skips on one rank alone, and that rank would
+    meet at another step.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class InRounds(Distributed):
     def outer_optimizer(self) -> keras.optimizers.Optimizer | None:
         """The outer optimizer of DiLoCo; None before this optimizer is built.
 
-        Keras saves its state with this optimizer's, as it is an attribute, and
-        loads it where this optimizer trains in rounds.
+        Keras saves its state with the state of this optimizer, because it is an
+        attribute, and loads it if this optimizer trains in rounds.
         """
         return None if self._tfring_round is None else self._tfring_round.outer
 
@@ -57,8 +58,9 @@ class InRounds(Distributed):
 
         Call it at the end of a training loop, before a validation that all
         ranks shall see alike, and before weights are changed by hand. `fit`
-        does it at its end. The outer optimizer makes no update, as its momentum
-        would count twice. Between rounds it does nothing. Collective.
+        does it at its end. The outer optimizer makes no update, because its
+            momentum would count twice. Between rounds this does nothing.
+            Collective.
         """
         if self._tfring_round is not None:
             self._tfring_round.end_early()
@@ -69,8 +71,9 @@ class InRounds(Distributed):
     def consensus_distance(self) -> float:
         """Returns how far the ranks' weights are from their mean, with Gossip.
 
-        It is the root of the mean square distance, relative to the mean's own
-        size. `fit` has it in the logs of each epoch. Collective, and eager.
+        This is the root of the mean square distance, relative to the norm of
+        the mean. `fit` adds it to the logs of each epoch. Collective, and
+        eager.
         """
         if not isinstance(self._tfring_round, GossipRound):
             return 0.0
@@ -93,7 +96,8 @@ class InRounds(Distributed):
                 GossipRound(self) if gossips else RoundFromBase(self)
             )
             if self.outer_optimizer is not None:
-                # A checkpoint may have been restored before it was made.
+                # A checkpoint may have been restored before the outer optimizer
+                # was made.
                 self._handle_deferred_dependencies(
                     "outer_optimizer", self.outer_optimizer
                 )
@@ -243,7 +247,7 @@ def average_untrained(model: Any) -> None:
     rounds = rounds_among(model.variables)
     sets = {each.process_set for each in rounds}
     if len(sets) != 1:
-        return  # There are no rounds, or the ranks of this `fit` do not agree.
+        return  # no rounds, or ranks that do not train together
     [process_set] = sets
     local_variables = local_variables_of(model)
     untrained = [

@@ -18,9 +18,9 @@ def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
     """Returns options for rounds. Collective if `within` is "host".
 
     Raises:
-        NotImplementedError: Another option does not go with it.
-        TypeError: It is not a `LocalSGD`, `DiLoCo` or `Gossip`.
-        ValueError: `within` is not a set of this rank's.
+        NotImplementedError: Another option does not work with `sync`.
+        TypeError: `sync` is not a `LocalSGD`, `DiLoCo` or `Gossip`.
+        ValueError: `within` is not a process set that this rank is in.
     """
     function = "DistributedOptimizer"
     if not isinstance(sync, Rounds):
@@ -54,7 +54,7 @@ def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
 
 
 def _check_reduces_no_gradients(kind: str, options: GradientOptions) -> None:
-    """Refuses options for the reduction of gradients, which are not reduced.
+    """Refuses options for reducing gradients, which rounds do not reduce.
 
     Raises:
         NotImplementedError: The message names the option.

@@ -1,4 +1,4 @@
-"""Knows the `fit`s that run, and which of them end rounds."""
+"""The `fit`s that run in this process, and which of them end rounds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RunningFit:
 
     Attributes:
         model: The model that it trains.
-        ends_rounds: True if the rounds of all of the model's variables end
-            where it ends.
+        ends_rounds: True if the rounds of all variables of the model end with
+            this `fit`.
     """
 
     model: Any
@@ -31,7 +31,7 @@ _NOT_FOUND = (
     "of an object or a list in an attribute."
 )
 
-# The fits in which this process is, the inner one last.
+# The fits that run in this process, the innermost last.
 _fits: list[RunningFit] = []
 
 
@@ -39,8 +39,8 @@ _fits: list[RunningFit] = []
 def known_to_fit(model: Any) -> Iterator[RunningFit]:
     """Refuses steps in rounds by optimizers that `fit` does not find.
 
-    Such a step is refused where it is traced. A function that was traced
-    before is found where the `fit` ends, by a round that it has left open.
+    Such a step is refused when it is traced. If it was traced before, the end
+    of the `fit` notices the round that it has left open.
     """
     fit = RunningFit(model)
     open_before = set(_open_rounds(model))
@@ -61,11 +61,11 @@ def check_is_found(optimizer: Any, variables: Sequence[Any]) -> None:
 
     Args:
         optimizer: An optimizer in rounds.
-        variables: What the step trains.
+        variables: The variables that the step trains.
     """
     is_found = bool(optimizer._tfring_models())
     if is_found and all(fit.ends_rounds for fit in _fits):
-        return  # A step that runs eagerly does not look for its model.
+        return  # an eager step has no search for its model
     fit = _fit_of(variables)
     if fit is not None and not (is_found and fit.ends_rounds):
         raise RuntimeError(

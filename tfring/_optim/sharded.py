@@ -45,7 +45,7 @@ from tfring._state.shards import Shard
 from tfring._state.splits import Flat
 from tfring._state.state_shares import WholeStates
 
-# Each element of a variable is updated by itself.
+# Optimizers that update each element of a variable by itself.
 _ELEMENT_WISE = (
     *("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop"),
     *("Adagrad", "Adadelta", "Ftrl", "Lion"),
@@ -53,7 +53,7 @@ _ELEMENT_WISE = (
 
 
 def check_can_be_sharded(optimizer: Any, options: GradientOptions) -> None:
-    """Raises if `shard_states=True` does not go with an optimizer or option.
+    """Refuses optimizers and options that do not work with `shard_states=True`.
 
     Raises:
         NotImplementedError: The message names the optimizer or the option.
@@ -276,7 +276,7 @@ class Sharded(WholeStates, Distributed):
         layout = self._tfring_layout
         if isinstance(applied[0], Share):
             shared = list(zip(applied, grads, strict=True))
-        elif self._tfring_paused:  # LossScaleOptimizer gives averages.
+        elif self._tfring_paused:  # a LossScaleOptimizer has averaged
             owned = [layout.shares[layout.index_of(v)] for v in applied]
             shared = [
                 (share, share.of(grad))

@@ -35,8 +35,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     Collective in training: every rank must run the same model, eagerly, in
     `fit`, or under `jit_compile=True`. In inference it calls nothing.
 
-    `tfring.load_model` knows the layer; `keras.models.load_model` only after a
-    program has used its name.
+    `tfring.load_model` knows the layer; `keras.models.load_model` knows it once
+    the program has used its name.
 
     Args:
         fused: False, as in Horovod: there is no fused implementation.

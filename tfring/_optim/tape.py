@@ -39,10 +39,10 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
 
     It is for custom training loops, with any optimizer. Use it instead of
     `DistributedOptimizer`, not together with it: a second average is the same
-    average, at the price of a second reduction. A distributed optimizer whose
-    `op` is no average, or that has `PowerSGD`, raises an error for gradients of
-    variables of which such a tape has given one since its last step; in a
-    graph, since the graph began.
+    average, at the price of a second reduction. Where the result would differ,
+        because the optimizer's `op` is no average or it has a `PowerSGD`, the
+        optimizer raises an error for a variable whose gradient such a tape has
+        reduced since the optimizer's last step, or in the same graph.
 
     `gradient` is collective: every rank must call it, for the same sources.
     `jacobian` and `batch_jacobian` are this rank's own.
@@ -64,11 +64,12 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
             keep their own gradients.
         scale_local_gradients: If True, the gradients of local sources are
             divided by the number of ranks.
-        offload: Which feature maps are moved away until backpropagation needs
-            them.
+        offload: Which feature maps are moved to the host's memory until
+            backpropagation needs them.
 
     Returns:
-        An object that does all that `gradtape` does. It also has a method
+        An object with all methods and attributes of `gradtape`. It also has a
+        method
         `register_local_source(source)`: the gradient of that source stays each
         rank's own.
 
@@ -134,7 +135,7 @@ def PartialDistributedGradientTape(  # noqa: N802
     average is. So all gradients belong to one loss, the mean over the ranks.
 
     Args:
-        gradtape: See `DistributedGradientTape`, also for the arguments up to
+        gradtape: As for `DistributedGradientTape`, like the arguments up to
             `process_set`.
         device_dense: The device that reduces dense gradients.
         device_sparse: The device that reduces sparse gradients.
@@ -149,14 +150,13 @@ def PartialDistributedGradientTape(  # noqa: N802
             ranks, but the number and shapes of all other sources must.
         scale_local_gradients: If True, local gradients are divided by the
             number of ranks.
-        offload: Which feature maps are moved away meanwhile.
+        offload: Which feature maps are moved to the host's memory.
 
-    Returns:
-        See `DistributedGradientTape`.
+    Returns: The same as `DistributedGradientTape`.
 
     Raises:
-        TypeError: See `DistributedGradientTape`.
-        ValueError: One of `local_layers` is not a Keras layer; otherwise see
+        TypeError: As for `DistributedGradientTape`.
+        ValueError: One of `local_layers` is not a Keras layer; otherwise as for
             `DistributedGradientTape`.
 
     Example:

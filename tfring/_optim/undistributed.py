@@ -1,8 +1,8 @@
-"""A warning to who trains on several ranks and reduces nothing.
+"""Warns if several ranks train and reduce nothing.
 
-An optimizer that Keras makes anew from its configuration, as `load_model` and
-`compile_from_config` do, is no longer distributed. Each rank then trains a
-model of its own, which shows in no error.
+An optimizer that Keras makes from its configuration, in `load_model` and
+`compile_from_config`, is no longer distributed. Each rank then trains a model
+of its own, without any error.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from tfring._optim.computed_gradients import ComputedGradients
 class V1Optimizer(tf.compat.v1.train.Optimizer):
     """A TensorFlow 1 optimizer with averages from `compute_gradients`.
 
-    Everything else is the inner optimizer's: slots, variables, updates. A loss
-    scale may be inside or outside.
+    Slots, variables and updates are those of the inner optimizer. A loss scale
+    may be inside or outside.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
         self._computed = computed
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # A copy that is being made has none yet.
+        if name == "_optimizer":  # a copy that is being made has none
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 

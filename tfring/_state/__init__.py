@@ -1,1 +1,1 @@
-"""The state of a training: each variable's kind, and who has which part."""
+"""The state of a training: the kinds and the shards of its variables."""

@@ -36,8 +36,9 @@ def average_accumulators(
     Args:
         optimizer: The optimizer that accumulates.
         accumulators: Some or all of its accumulators.
-        root_rank: The mean is over the ranks at this one's count of batches.
-            If None, over all ranks; if their counts differ, nothing changes.
+        root_rank: The mean is over the ranks that have counted as many batches
+            as this one. None: over all ranks, and nothing changes if their
+            counts differ.
         name: The name of the collectives.
         process_set: The ranks that take part.
 
@@ -57,7 +58,7 @@ def average_accumulators(
         if len(distinct) == 1 and (
             min(distinct) % optimizer.gradient_accumulation_steps == 0
         ):
-            return []  # Nothing has been accumulated.
+            return []  # nothing has been accumulated
     root = counts[0, 0] if root_rank is None else tf.cast(root_rank, tf.int64)
     of_root = tf.reduce_max(
         tf.where(counts[:, 0] == root, counts[:, 1], tf.int64.min)

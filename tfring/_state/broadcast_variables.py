@@ -63,9 +63,9 @@ def broadcast_variables(
 
     States of an optimizer with `shard_states=True` become each rank's share of
     the states that the root has loaded. If the root has loaded nothing since
-    its last step, they do not change. Nor do the tables of
-    `tfring.layers.ShardedEmbedding`, unless rank 0 has loaded them and is the
-    root: each rank then gets its rows.
+    its last step, they do not change. The tables of
+        `tfring.layers.ShardedEmbedding` do not change either, unless rank 0 has
+        loaded them and is the root: each rank then gets its rows.
 
     Gradients that a `DistributedOptimizer` has accumulated become their mean
     over the ranks that have made as many batches as the root, so that no rank's
@@ -76,7 +76,7 @@ def broadcast_variables(
             graph also excludes dtypes that `tf.bitcast` lacks, such as float8.
         root_rank: The rank that gives its values to all other ranks.
         process_set: See `tfring.allreduce`.
-        inplace: Accepted for Horovod; it has no effect: in eager mode there is
+        inplace: Ignored; Horovod has this argument. In eager mode there is
             never more than one bucket of values besides the variables.
         same_seeds: If true, every rank gets the root's seeds, and all ranks
             draw the same noise.
@@ -108,7 +108,7 @@ def broadcast_variables(
     targets = _checked(function, variables, root_rank, process_set)
     targets, shards = split_off_shards(targets)
     if tf.executing_eagerly():
-        # Each call has ended before the next one begins.
+        # Eager calls end one after another, so they can share a name.
         _broadcast(targets, root_rank, "variables", process_set, same_seeds)
         share_loaded(shards, root_rank, process_set)
         return None
@@ -130,8 +130,7 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Gives variables the values of one rank, and returns them.
 
-    The same as `broadcast_variables`, except for the result. It has no
-    gradient.
+    It is `broadcast_variables` with another result, which has no gradient.
 
     Args:
         variables: See `broadcast_variables`.
@@ -168,7 +167,7 @@ def broadcast_(
     done = _broadcast(whole, root_rank, name, process_set, same_seeds)
     with tf.control_dependencies(done):
         return [
-            # Converting a reference variable would give its first value.
+            # Converting a reference variable would give its initial value.
             variable.read_value()
             if isinstance(variable, tf.Variable)
             else tf.convert_to_tensor(variable)

@@ -48,7 +48,7 @@ class GossipRound(Round):
         self._rounds.assign_add(1)
 
     def _take_as_common(self, variable: Any) -> None:
-        pass  # There is no base.
+        pass  # Gossip has no base
 
     def _mix(self, variables: Sequence[Any]) -> None:
         """Gives variables of one dtype the mean over this rank's neighbours."""

@@ -44,10 +44,11 @@ class Kind(enum.Enum):
 def kind_of(
     variable: Any, local_variables: Iterable[LocalVariables] = ()
 ) -> Kind:
-    """The kind of a variable of a model or an optimizer.
+    """Returns the kind of a variable of a model or an optimizer.
 
     Args:
-        variable: Not a metric's, which only its model knows.
+        variable: The variable. It must not be a metric's, which only a model
+            can tell.
         local_variables: The variables that each rank trains for itself.
     """
     notes = notes_on(variable)
@@ -64,7 +65,8 @@ def kind_of(
 def mark_states(optimizer: Any) -> None:
     """Notes on an optimizer's variables which trained variable each is for."""
     for attribute, states in vars(optimizer).items():
-        # Keras's optimizers have a list, in that order, of each kind of state.
+        # Keras's optimizers have a list of each kind of state in the variables'
+        # order.
         if (
             not isinstance(states, list)
             or attribute in ("_variables", "_trainable_variables")
@@ -79,13 +81,13 @@ def mark_states(optimizer: Any) -> None:
 
 
 def mark_accumulators(optimizer: Any) -> None:
-    """Notes an optimizer's sums of gradients of each rank's own batches."""
+    """Notes the accumulators with a rank's own gradients of an optimizer."""
     for accumulator in optimizer._accumulated_gradients:
         record_of(accumulator).accumulated_by = optimizer
 
 
 def rounds_of(variable: Any) -> tuple[Any, ...]:
-    """The rounds of each optimizer that exchanges a variable in rounds.
+    """Returns the round of each optimizer that exchanges a variable.
 
     Two models, each with an optimizer in rounds, may share a layer.
     """
@@ -99,7 +101,7 @@ def open_round_of(variable: Any) -> Any:
 
 
 def rounds_among(variables: Iterable[Any]) -> list[Any]:
-    """The rounds in which ranks train some of the variables, each once."""
+    """Returns the rounds that exchange any of the variables, each once."""
     found = (each for v in variables for each in rounds_of(v))
     return list(dict.fromkeys(found))
 
@@ -112,7 +114,7 @@ def are_in_a_round(variables: Iterable[Any]) -> bool:
 def accumulators_by_optimizer(
     variables: Iterable[Any],
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """The accumulators among variables, with the optimizer of each."""
+    """Yields optimizers with their accumulators among the variables."""
     found: dict[int, tuple[Any, list[Any]]] = {}
     for variable in variables:
         if kind_of(variable) is not Kind.ACCUMULATED:

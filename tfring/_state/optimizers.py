@@ -1,4 +1,4 @@
-"""Where a model has its optimizers, and optimizers others inside of them."""
+"""Finds the optimizers in a model, and those inside of an optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import keras
 
 # Optimizers are looked for in attributes of attributes, down to this depth.
 _OPTIMIZERS_LIE_DEEP = 4
-# The attributes of these are not searched. `optimizers_of` has the layers.
+# Classes whose attributes are not searched. `optimizers_of` visits layers.
 _NO_HOLDERS = (
     keras.layers.Layer,
     type,
@@ -33,9 +33,10 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 def optimizers_of(model: Any) -> list[Any]:
     """Returns all optimizers of a model; an optimizer gives only itself.
 
-    A model may have several in its attributes, such as a pair for adversarial
-    training, also within objects and collections there. The attributes of its
-    layers count where it has a `train_step` of its own, which may use them.
+    A model may have several optimizers, such as a pair for adversarial
+    training, in its attributes and in objects and collections there. The
+    attributes of its layers are searched if it has a `train_step` of its own,
+    which may use them.
     """
     if isinstance(model, keras.optimizers.Optimizer):
         return [model]
@@ -59,7 +60,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def _values_in(holder: Any) -> Iterable[Any]:
-    """Returns what a collection, or an object of a user's, holds."""
+    """Returns the values in a collection or in a user's object."""
     if isinstance(holder, dict):
         return holder.values()
     if isinstance(holder, list | tuple):
@@ -71,7 +72,7 @@ def _values_in(holder: Any) -> Iterable[Any]:
 
 
 def all_optimizers(model: Any) -> Iterator[Any]:
-    """Yields the optimizers of a model, or one, with all inside of them."""
+    """Yields all optimizers in a model or an optimizer, and inside of them."""
     for optimizer in optimizers_of(model):
         yield from with_inner(optimizer)
 

@@ -1,4 +1,4 @@
-"""Loads the states of outer optimizers, which not all files have."""
+"""Loads the states of outer optimizers, which some files lack."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def load_if_saved(outer: Any) -> None:
     """Lets an outer optimizer start fresh if a file has no state of it.
 
-    A file of a training without rounds has none, and Keras would warn that it
-    skips variables, although all weights and momenta are loaded.
+    A file of a training without rounds has no such state, and Keras would warn
+    that it skips variables, although all weights and momenta are loaded.
 
     Args:
         outer: A Keras optimizer, which is changed.

@@ -1,4 +1,4 @@
-"""What tfring notes on a variable of a model or an optimizer.
+"""The notes of tfring on a variable of a model or an optimizer.
 
 All notes are in one record, the one attribute that tfring adds to variables of
 Keras and TensorFlow. A dictionary cannot hold them: `==` of Keras variables
@@ -18,11 +18,15 @@ class Record:
     """The notes on one variable.
 
     Attributes:
-        state_for: The trained variable that this is an optimizer's state for.
-        accumulated_by: The optimizer that adds up each rank's gradients in it.
-        shard: The `Shard` that it is of a table, or of an optimizer's state.
+        state_for: The trained variable to which this state of an optimizer
+            belongs.
+        accumulated_by: The optimizer that adds up a rank's gradients in this
+            variable.
+        shard: The `Shard` of a table or of an optimizer's state that this
+            variable is.
         rounds: The `Round` of each optimizer that exchanges the variable.
-        compared_in: The jobs and process sets in which ranks have compared it.
+        compared_in: The jobs and process sets in which ranks have compared the
+            variable.
     """
 
     state_for: Any = None

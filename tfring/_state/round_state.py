@@ -6,10 +6,11 @@ ranks average how far each has moved from it. The outer optimizer updates the
 base by that mean, and the weights become the base. So the base needs no
 agreement: a rank computes it from what is the same on all ranks.
 
-Note [Moving statistics]: those of batch normalization become their mean where
-ranks meet, and their base is a copy of it. A step changes them before it gets
-here, so there is no base to take at its beginning. It is taken where a `fit`
-begins, and ranks also meet on statistics before the first round.
+Note [Moving statistics]: the moving statistics of batch normalization become
+    their mean when ranks meet, and their base is a copy of the mean. A step
+    changes them before it gets here, so the base cannot be taken at the
+    beginning of a round. It is taken at the beginning of a `fit`, and ranks
+    also average statistics before the first round.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Round(abc.ABC):
 
     def __init__(self, optimizer: Any) -> None:
         options = optimizer._tfring_options
-        # A MultiOptimizer's own optimizers accumulate.
+        # In a MultiOptimizer the inner optimizers accumulate.
         batches = max(
             each.gradient_accumulation_steps or 1
             for each in with_inner(optimizer)
@@ -63,8 +64,8 @@ class Round(abc.ABC):
         )
         self._optimizer = optimizer
         with tf.init_scope():
-            # The number of all steps, and of those since the ranks had the same
-            # weights.
+            # The number of all steps, and of the steps since the ranks last
+            # met.
             self._calls = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
         self.state: list[Any] = [self._calls, self._steps]
@@ -116,7 +117,7 @@ class Round(abc.ABC):
         self._calls.assign(tf.maximum(self._calls, iterations))
 
     def end_step(self) -> None:
-        """Counts a step, and has the ranks meet if it was the round's last."""
+        """Counts a step, and ends the round after its last step."""
         calls = self._calls + 1
         steps = tf.where(calls > self.begins_at, self._steps + 1, 0)
         self._calls.assign(calls)
@@ -127,7 +128,7 @@ class Round(abc.ABC):
             do_if(tf.equal(calls, self.begins_at), self._average_statistics)
 
     def begin_fit(self) -> None:
-        """Called where a `fit` begins, after callbacks have loaded weights."""
+        """Called when a `fit` begins, once callbacks have loaded weights."""
         if not self.is_between_meetings():
             for variable in self._statistics:
                 self._take_as_common(variable)
@@ -151,12 +152,12 @@ class Round(abc.ABC):
         """Gives all ranks the mean of the weights. Collective."""
 
     def is_between_meetings(self) -> bool:
-        """Tells, eagerly, whether ranks have stepped since they last met."""
+        """Tells, eagerly, whether this rank has stepped since the ranks met."""
         return bool(self._steps > 0)
 
     @abc.abstractmethod
     def common_value(self, variable: Any) -> Any:
-        """Returns a variable with the common value of another, or None."""
+        """Returns the variable with the common value of another, or None."""
 
     @abc.abstractmethod
     def _values_to_show(self) -> Sequence[Any]:
@@ -297,7 +298,7 @@ class RoundFromBase(Round):
             if variable.trainable:
                 changes.append(change)
                 bases.append(base)
-            else:  # The outer momentum must not move it.
+            else:  # outer momentum must not move it
                 base.assign_sub(change)
         assert self.outer is not None
         self.outer.apply(changes, bases)
@@ -334,7 +335,7 @@ class RoundFromBase(Round):
 
 
 def do_if(condition: Any, action: Callable[[], None]) -> None:
-    """Calls `action` where a scalar is true, eagerly or in a graph."""
+    """Calls `action` if a scalar is true, eagerly or in a graph."""
     if tf.executing_eagerly():
         if condition:
             action()
@@ -358,11 +359,11 @@ def assign_all(variables: Iterable[Any], values: Iterable[Any]) -> None:
 
 
 def constrained(variable: Any, value: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of weights as their constraint has it."""
+    """Returns the mean of weights after their constraint."""
     constraint = getattr(variable, "constraint", None)
     return value if constraint is None else constraint(value)
 
 
 def _same_bits(one: tf.Tensor, other: tf.Tensor) -> bool:
-    # By their bits NaNs are equal to themselves.
+    # Compare bits, because NaN is not equal to itself.
     return bool(one.numpy().tobytes() == other.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Tables that all ranks share by rows: `tfring.layers.ShardedEmbedding`'s.
+"""Tables of `tfring.layers.ShardedEmbedding`, which ranks share by rows.
 
 A rank has the rows `i` with `i % size() == rank()` of each such table, and the
 same rows of each of the optimizer's states for it.
@@ -16,19 +16,19 @@ from tfring._state.shards import Shard
 from tfring._state.splits import Strided
 from tfring._state.weights import variable_name
 
-# They update a variable by norms or products of all of it.
+# Optimizers that update a variable by norms or products of all its elements.
 _NOT_BY_ELEMENT = ("Adafactor", "Lamb", "Muon")
 
 
 def shard_rows(variable: Any, count: int, rank: int, size: int) -> None:
-    """Makes a Keras variable the rows that a rank has of a table."""
+    """Marks a Keras variable as the rows of a table that a rank has."""
     mark_row_shard(variable)
     split = Strided((count, *variable.shape[1:]), size)
     record_of(variable).shard = Shard(variable, split, rank)
 
 
 def has_tables(model: Any) -> bool:
-    """Tells whether a model has tables by rows, also before it is built."""
+    """Tells whether a model has such tables, built or not."""
     return any(
         getattr(layer, "has_row_shards", False)
         for layer in model._flatten_layers()
@@ -36,7 +36,7 @@ def has_tables(model: Any) -> bool:
 
 
 def check_can_be_tracked(shard: Shard) -> None:
-    """Refuses TensorFlow's own files, which would have this rank's rows."""
+    """Refuses TensorFlow's checkpoints, which would have one rank's rows."""
     if shard.size > 1:
         raise NotImplementedError(
             f"'{shard.variable.path}' has some rows of a ShardedEmbedding's "
@@ -49,7 +49,7 @@ def check_can_be_tracked(shard: Shard) -> None:
 
 def check_optimizer(optimizer: Any, variable: Any) -> None:
     path = variable_name(variable)
-    # Older versions of Keras have no Muon.
+    # older versions of Keras lack Muon
     known = [getattr(keras.optimizers, name, ()) for name in _NOT_BY_ELEMENT]
     if any(isinstance(optimizer, each) for each in known):
         raise NotImplementedError(

@@ -53,12 +53,12 @@ class Shard:
     """This rank's shard of a variable.
 
     Args:
-        variable: The variable that holds this rank's elements alone.
+        variable: The variable that holds the elements of this rank.
         split: Which elements each rank has.
         rank: The number of this rank in `process_set`.
         process_set: The ranks that have shards.
         optimizer: The optimizer with `shard_states=True` whose state it is.
-            None if it is a table of a ShardedEmbedding, a state for one, or a
+            None for a table of a ShardedEmbedding, a state for a table, or a
             parameter.
     """
 
@@ -140,7 +140,7 @@ class Shard:
         """Returns the whole value.
 
         Raises:
-            RuntimeError: This rank does not have it.
+            RuntimeError: This rank does not have the whole value.
         """
         if self.size == 1:
             value = self.gather()
@@ -157,7 +157,7 @@ class Shard:
 
     @property
     def description(self) -> str:
-        """What it is a shard of, at the beginning of an error."""
+        """Returns what this is a shard of, for the beginning of an error."""
         if self.optimizer is not None:
             return (
                 f"The optimizer '{self.optimizer.name}' has shard_states=True"
@@ -345,7 +345,7 @@ def share_loaded(
             shard.receive(root_rank)
         elif has_loaded and root_rank != 0 and shard.optimizer is None:
             if all(each[number][0] for each in of_ranks.values()):
-                continue  # Each rank has loaded by itself.
+                continue  # each rank has loaded it
             raise RuntimeError(
                 f"{shard.description}. Rank {root_rank} has loaded it, and is "
                 "not rank 0: it keeps its own part alone, and cannot give the "
@@ -356,8 +356,9 @@ def share_loaded(
 def _are_as_loaded(shards: Sequence[Shard]) -> list[bool]:
     """Tells for each shard whether its variable is as it was loaded.
 
-    An empty shard does not show whether the other ranks have changed theirs. A
-    step changes all states of an optimizer, so these are asked together.
+    An empty shard does not show whether other ranks have changed their shards.
+    A step changes all states of an optimizer, so all of them are checked
+    together.
     """
     unchanged: dict[int, bool] = {}
     for shard in shards:

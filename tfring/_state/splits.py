@@ -46,7 +46,7 @@ class Flat:
 
 @dataclasses.dataclass(frozen=True)
 class Strided:
-    """A rank has the rows `i` with `i % size == rank`.
+    """Each rank has the rows `i` with `i % size == rank`.
 
     Attributes:
         shape: The whole table's shape.
@@ -58,7 +58,7 @@ class Strided:
 
     def shard_of(self, whole: Any, rank: int) -> np.ndarray:
         """Returns a rank's rows of a table, an array or a file's data set."""
-        if rank >= self.shape[0]:  # A data set has no empty selection.
+        if rank >= self.shape[0]:  # data sets allow no empty selection
             return np.asarray(whole[:0])
         return np.asarray(whole[rank :: self.size])
 

@@ -28,12 +28,12 @@ else:
 
 
 class WholeStates(_Optimizer):
-    """Saves and loads; mixed into `tfring._optim.sharded.Sharded`."""
+    """Saving and loading: a mixin of `tfring._optim.sharded.Sharded`."""
 
     _tfring_layout: Layout
 
     def _shards(self) -> dict[int, Shard]:
-        """Returns the shares among its variables, by their numbers there."""
+        """Returns the shards among its variables, by number."""
         return {
             number: shard
             for number, variable in enumerate(self._variables)
@@ -61,7 +61,7 @@ class WholeStates(_Optimizer):
         """Shards the whole values that this rank has, without communication.
 
         Raises:
-            RuntimeError: This rank knows only a shard.
+            RuntimeError: This rank has only a shard of a value.
         """
         shards = self._shards()
         known = self._known(list(shards.values()))
@@ -86,7 +86,7 @@ class WholeStates(_Optimizer):
         )
 
     def _known(self, shards: Sequence[Shard]) -> list[np.ndarray] | None:
-        """Returns the wholes of shards, if this rank knows them all."""
+        """Returns the whole values if this rank has all of them."""
         if self._tfring_layout.size == 1:
             return [shard.whole() for shard in shards]
         loaded = [each.loaded() for each in shards if each.has_loaded()]
@@ -101,7 +101,7 @@ class WholeStates(_Optimizer):
             assign_saved(variable, value)
 
     def _take_whole(self, values: Sequence[Any]) -> None:
-        """Assigns whole values; shards again if the ranks have changed."""
+        """Assigns whole values; shards them again if the ranks have changed."""
         if self._is_for_other_ranks():
             self._cut_anew(values)
         else:
@@ -141,7 +141,7 @@ class WholeStates(_Optimizer):
         if isinstance(child, Sequence) and child and shard_of(child[0]):
             number_of = {id(v): i for i, v in enumerate(self._variables)}
             numbers = [number_of.get(id(each)) for each in child]
-            if None not in numbers:  # A replaced list has other variables.
+            if None not in numbers:  # a replaced list has other variables
                 return self._list_of(numbers)
         return child
 
@@ -181,7 +181,7 @@ class _List(_Trackable):
 
 
 class _WholeVariable(_Trackable):
-    """One of the plain optimizer's variables in a checkpoint."""
+    """A variable of the plain optimizer in a checkpoint."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -197,7 +197,7 @@ class _WholeVariable(_Trackable):
             return tf.constant(self._shard.whole())
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # TensorFlow restores in a traced function, too.
+        # TensorFlow restores in a traced function.
         return tf.py_function(
             self._shard.load, list(restored_tensors.values()), []
         )

@@ -23,7 +23,8 @@ from tfring._ops.gather_json import gather_by_rank, gather_json
 from tfring._state.kinds import open_round_of
 from tfring._state.records import notes_on, record_of
 
-# Words of 8 bytes in a block. Sums over blocks are hashed.
+# The number of 8-byte words in a block. Sums over the words of a block, and
+# over blocks, are hashed.
 _WORDS = 4096
 
 _Key = tuple[int, int | None]
@@ -42,8 +43,8 @@ def fingerprint(variable: Any) -> str:
     end = data.size // (8 * _WORDS) * 8 * _WORDS
     if end:
         blocks = data[:end].view(np.uint64).reshape(-1, _WORDS)
-        # Modulo 2**64. A bit that differs changes two sums. Words that change
-        # places change the sums across blocks, or the sums of their blocks.
+        # Sums are modulo 2**64. A bit that differs changes two sums. Words that
+        # change places change the sums across blocks, or those of their blocks.
         for axis in (0, 1):
             result.update(np.add.reduce(blocks, axis=axis).tobytes())
     result.update(data[end:].tobytes())
@@ -79,7 +80,7 @@ def differing(
 ) -> list[Any]:
     """Returns the variables that are not the same on all ranks.
 
-    Collective, and eager. All ranks have as many variables.
+    Collective, and eager. All ranks must pass as many variables.
     """
     own = list(map(fingerprint, variables))
     of_all = hashlib.sha256("".join(own).encode()).hexdigest()
@@ -99,7 +100,7 @@ def differing(
 def first_difference(
     variables: Sequence[Any], *, name: str, process_set: ProcessSet
 ) -> str:
-    """Returns a message that names the first that differs. Collective."""
+    """Returns a message that names the first difference. Collective."""
     everyones = gather_by_rank(
         list(map(fingerprint, variables)),
         name=f"{name}/each",
@@ -140,13 +141,13 @@ def warn_if_not_broadcast(
 ) -> None:
     """Warns once, before variables are first updated, if ranks differ in them.
 
-    Collective the first time that it sees the variables. The ranks are about to
-    reduce their gradients together anyway. That may be while a function is
-    traced at its first call.
+    It is collective the first time that it sees the variables. The ranks are
+    about to reduce their gradients together anyway, perhaps while they trace a
+    function at its first call.
 
-    It does nothing in a job that may grow: a rank that joins later traces
-    functions that all other ranks have traced already, and would wait for them.
-    There a new start gives all ranks the same state.
+    It does nothing in an elastic job, where a new start gives all ranks the
+    same state: a rank that joins later traces functions that all other ranks
+    have traced already, and would wait for them.
     """
     process_set = options.process_set
     if (
@@ -169,7 +170,7 @@ def warn_if_not_broadcast(
         if not tf.executing_eagerly():  # a graph of TensorFlow 1
             return
         if not all(_has_value(variable) for variable in shared):
-            return  # This trace makes the variables; another will follow.
+            return  # this trace makes variables; another follows
         mark_compared(shared, process_set)
         difference = compare_weights(
             shared, name="weights before their update", process_set=process_set
@@ -190,8 +191,8 @@ def warn_if_not_broadcast(
 def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
     """Makes `warn_if_not_broadcast` skip variables in this set from now on.
 
-    It compares them again in another set and after a new start: there may be
-    ranks that have not compared them yet, and would wait.
+    It compares them again in another set and after a new start, because ranks
+    that have not compared them yet would wait.
     """
     for variable in variables:
         record_of(variable).compared_in |= {_key(process_set)}

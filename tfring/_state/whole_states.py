@@ -25,15 +25,15 @@ def whole_states(
     With `shard_states=True` of `tfring.DistributedOptimizer` each rank has a
     part of the optimizer's state. Inside of this context the optimizer and its
     model can be saved as usual: by `model.save` or `tf.train.Checkpoint`.
-    Outside of it that is an error, on more than one rank. The same holds for
+    On more than one rank, saving outside of it is an error. The same holds for
     the tables of `tfring.layers.ShardedEmbedding` and the optimizer's states
-    for them, by `model.save` and `model.save_weights`. Accumulated gradients
+    for them, with `model.save` and `model.save_weights`. Accumulated gradients
     (`backward_passes_per_step`) become their mean over the ranks, so that one
-    rank's file keeps the batches of all ranks. In `fit`, callbacks of Keras and
-    tfring that save do not need it.
+    rank's file keeps the batches of all ranks. Callbacks of Keras and tfring
+        that save in `fit` do not need the context.
 
-    Collective: every rank must enter it. The whole state is in the memory of
-    the host meanwhile. Other optimizers have nothing to gather.
+    Collective: every rank must enter it. Inside of it, the whole state is in
+        the host's memory. Other optimizers have nothing to gather.
 
     Args:
         optimizer: An optimizer, or a model with one or more: by `compile` or
@@ -77,7 +77,7 @@ def average_all_accumulated(variables: Sequence[Any]) -> None:
         process_set = owner._tfring_options.process_set
         in_round = getattr(owner, "_tfring_round", None)
         if in_round is not None and in_round.has_begun():
-            continue  # Within a round each rank keeps its own accumulators.
+            continue  # within a round each rank keeps its own
         if process_set.included() and not is_alone(process_set):
             average_accumulators(
                 owner,
@@ -113,7 +113,7 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
 def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
     """Assigns a result of `whole_values`, on any number of ranks.
 
-    Shares are cut anew if the number of ranks has changed.
+    Values are sharded again if the number of ranks has changed.
     """
     rest = list(values)
     for each in with_inner(optimizer):
@@ -135,7 +135,7 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
             knows.
 
     Raises:
-        RuntimeError: This rank does not know them.
+        RuntimeError: This rank does not have the values.
     """
     others = [
         each
