@@ -51,8 +51,7 @@ class SameDrawsWarning(UserWarning):
 
     All ranks have the same seed, and a dataset draws from it in `map`. The
     ranks then apply the same random augmentations to different samples. `fit`
-    gives
-    it on one rank. If warnings are errors, every rank raises it.
+    gives it on one rank. If warnings are errors, every rank raises it.
     """
 
 

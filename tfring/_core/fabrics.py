@@ -2,7 +2,7 @@
 
 Open MPI 5 waits a second in `MPI_Init` while its transport `ofi` looks for
 devices. tfring leaves `ofi` out where the kernel knows no devices, unless the
-    user has chosen transports.
+user has chosen transports.
 
 Open MPI and MPICH may be built with UCX, which spends 40 ms on patching the C
 library's memory functions when its library is opened. The patches tell UCX

@@ -273,7 +273,7 @@ def serve_where_asked() -> None:
     """Counts and serves figures until `shutdown`, if rank 0's settings say so.
 
     Each rank serves at the setting's port plus its `local_rank`. A rank that
-        cannot listen warns, and serves nothing. Collective.
+    cannot listen warns, and serves nothing. Collective.
 
     Raises:
         ImportError: prometheus_client is not installed, here or on another

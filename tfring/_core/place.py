@@ -4,8 +4,7 @@ Note [A place to come]: a new worker of an elastic job builds alone while the
 members train. Its collectives reach nobody else. Its script is told the rank
 and the size that it will have once all starting workers have joined, so a
 learning rate by the size is the members' learning rate. If ranks are lost
-    meanwhile, its place changes by a new start, as the place of every rank
-    does.
+meanwhile, its place changes by a new start, as the place of every rank does.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class ProcessSet:
     All ranks must first pass it to `tfring.init` or to
     `tfring.add_process_set`. Until it is removed, or `tfring.shutdown` is
     called, its ranks may pass it to collectives as `process_set=`. Collectives
-    of different sets run independently, each set in the
-    order of its own ranks' requests.
+    of different sets run independently, each set in the order of its own ranks'
+    requests.
 
     Ranks keep their numbers in the job: the root of a broadcast and the ranks
     in errors are numbered as by `tfring.rank()`, and the rows of an `allgather`

@@ -64,7 +64,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Args:
         file_path: The file that rank 0 writes in `stop_timeline`, as JSON for
             https://ui.perfetto.dev or chrome://tracing. Other ranks ignore it,
-                but in an elastic job any rank may become rank 0.
+            but in an elastic job any rank may become rank 0.
         mark_cycles: If True, each response list of the coordinator is marked.
             The name is Horovod's: its engine works in cycles.
 

@@ -41,7 +41,7 @@ class GradientOptions:
             shapes are static there.
         predivide_factor: Divides gradients before the reduction of an average,
             and multiplies the result. `tf.IndexedSlices` are divided once,
-                because they are added up in float32 or a wider dtype.
+            because they are added up in float32 or a wider dtype.
         local_variables: Variables that keep their local gradients, without a
             reduction. More may be added until the first step.
         within: The ranks that reduce gradients in every step of a round of

@@ -50,9 +50,8 @@ class LocalSGD(Rounds):
 
     Pass it as `sync` to `tfring.DistributedOptimizer`. Each rank trains alone,
     on its own data and with its own optimizer state, and sends nothing. After
-    `every`
-    updates the ranks *meet*: all of them get the mean of their weights. So they
-    send `every` times fewer bytes.
+    `every` updates the ranks *meet*: all of them get the mean of their weights.
+    So they send `every` times fewer bytes.
 
     Use the learning rate for one rank, because a step's batch is that of one
     rank.
@@ -100,8 +99,7 @@ class DiLoCo(Rounds):
     `LocalSGD`, except that the weights do not become the mean of the ranks'
     weights: an *outer* optimizer updates the weights of the round's beginning,
     with the mean change of the round as its gradient. Its momentum makes long
-    rounds possible. See
-    Douillard et al., DiLoCo, arXiv:2311.08105.
+    rounds possible. See Douillard et al., DiLoCo, arXiv:2311.08105.
 
     Args:
         every: See `LocalSGD`.
@@ -167,9 +165,9 @@ class Gossip(Rounds):
         topology: "exponential": in round `k` a rank sends to the rank that is
             `2**k` further on, with `k` modulo `log2(size)`; for 2, 4, 8, ...
             ranks the mean is exact after each such series. "ring": a rank sends
-                to both neighbours. A function takes the number of ranks and the
-                number of the round, and returns how many ranks further on each
-                receiver is. Must agree across ranks.
+            to both neighbours. A function takes the number of ranks and the
+            number of the round, and returns how many ranks further on each
+            receiver is. Must agree across ranks.
         every: See `LocalSGD`.
         start: See `LocalSGD`.
 

@@ -3,7 +3,7 @@
 Note [Shares]: each rank updates a part of each large variable, and some small
 variables as a whole (ZeRO-1: Rajbhandari et al.,
 https://arxiv.org/abs/1910.02054). A part begins at a multiple of 16 elements,
-    and the last part ends where its variable ends. A CPU kernel uses vector
+and the last part ends where its variable ends. A CPU kernel uses vector
 instructions and, for the elements left over at the end, other instructions.
 With such parts it uses for each element the same instructions as in the whole
 variable, so the result has the same bits.

@@ -1,5 +1,5 @@
-"""What tfring adds to Keras: the one place that changes or imports its parts.
+"""The only package that changes Keras or imports its private modules.
 
-`hooks.py` has the table of the functions that it adds to. All else of Keras
-that other packages use is public.
+`hooks.py` has the table of the functions of Keras that are changed. Other
+packages use only what is public in Keras.
 """

@@ -1,4 +1,4 @@
-"""What a callback does that ranks must agree on: decide, write, stand by."""
+"""What callbacks do that ranks must agree on: decide, write, or neither."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from tfring._keras.metric_averages import MetricAverages
 
-# Kinds of callbacks that write, and the attribute that says where to.
+# Callbacks that write files, and the attribute that has the path.
 _WRITERS = {
     "BackupAndRestore": "backup_dir",
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
     "OrbaxCheckpoint": "directory",
 }
-# Callbacks that change the training, and so are needed on every rank.
+# Callbacks that change the training, which every rank therefore needs.
 _STEERING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.LearningRateScheduler,
@@ -83,7 +83,7 @@ def looks_at_batches(callback: Any) -> bool:
 def written_by(callback: Any) -> list[str] | None:
     """Returns a writer's class and path; None if a callback writes no file."""
     for kind, attribute in _WRITERS.items():
-        # Older versions of Keras have no OrbaxCheckpoint.
+        # Older versions of Keras lack OrbaxCheckpoint.
         if isinstance(callback, getattr(keras.callbacks, kind, ())):
             path = str(getattr(callback, attribute))
             return [kind, path if "://" in path else str(Path(path).absolute())]

@@ -1,13 +1,14 @@
 """Finds the parts of a dataset that give each rank an order of its own.
 
-Ranks that each take some elements of one order, have some in common and leave
-others out if their orders differ. Nothing is read from the dataset here: that
-would fill its buffers, use up a generator, and change the orders to come.
+Ranks each take some elements of one order. If their orders differ, the ranks
+share some elements and leave others out. Nothing is read from the dataset here:
+reading would fill its buffers, use up a generator, and change later orders.
 
 Note [Inputs of a dataset]: TensorFlow's public way to look into a dataset is
 its serialized graph, which has a copy of all arrays in it: 5 s for 400 MB, and
-an error above 2 GB. So its Python objects are read, by attributes that
-TensorFlow 2.18 to 2.21 have. Where one is missing, nothing is found.
+an error above 2 GB. So this module reads the Python objects of a dataset, by
+attributes that TensorFlow 2.18 to 2.21 have. If one is missing, nothing is
+found.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import tensorflow as tf
 from tfring._core.errors import DifferentOrdersWarning, warn_all_ranks
 
 # How many elements of a flattened array are compared: enough to tell two orders
-# apart, and few enough to be read in no time.
+# apart, and few enough to be read at once.
 _COMPARED_ELEMENTS = 4096
-# A graph with more elements in arrays is not serialized.
+# The most elements of arrays in a graph that is serialized.
 _GRAPH_ELEMENTS = 1 << 21
-# The place of the first of two seeds among the inputs of an operation.
+# The index of the first of the two seeds among an operation's inputs.
 _SEED_INPUTS = {
     "ShuffleDataset": 2,
     "ShuffleDatasetV2": 2,
@@ -67,8 +68,8 @@ def unordered_operations(dataset: tf.data.Dataset) -> list[str]:
 def first_elements(dataset: tf.data.Dataset) -> list[str]:
     """Returns a digest of the first elements of each array in a dataset.
 
-    File names are compared without the path that all of them begin with, which
-    is another on each machine if the files are on disks of the machines.
+    File names are compared without their common path, which differs between
+    machines with disks of their own.
     """
     try:
         return [
@@ -100,7 +101,7 @@ def warn_of_different_orders(
     draws_of_rank: dict[int, list[list[Any]]], own_rank: int
 ) -> None:
     """Warns if ranks take elements of different orders, by `Dataset.shard`."""
-    # Nothing is known of a rank that has data of another kind.
+    # Ranks with data of another kind are left out.
     draws = [own for own in draws_of_rank.values() if own]
     unseeded = [name for own in draws for name, seeds in own if not any(seeds)]
     if not unseeded and all(own == draws[0] for own in draws):
@@ -121,8 +122,8 @@ def _upstream(dataset: Any) -> Iterator[Any]:
     """Yields a dataset, and all that its order depends on."""
     yield dataset
     if _is_stored(dataset):
-        return  # Elements have the order of the files that were written.
-    # A reader of files, or a dataset of TensorFlow 1, has another inside.
+        return  # the order is that of the files
+    # A reader of files and a dataset of TensorFlow 1 contain another dataset.
     for name in ("_impl", "_dataset"):
         if hasattr(dataset, name):
             yield from _upstream(getattr(dataset, name))
@@ -144,7 +145,7 @@ def _draws(dataset: Any) -> Iterator[list[Any]]:
             yield [_name(each), [int(each._seed), int(each._seed2)]]
         for function in each._functions():
             if not isinstance(function.output_structure, tf.data.DatasetSpec):
-                continue  # It makes no order, and may hold large arrays.
+                continue  # it sets no order, and may have large arrays
             for operation in _unseeded_in(function.function.graph):
                 name = f"{operation}, in the function of {_name(each)}"
                 yield [name, _UNSEEDED]
@@ -188,7 +189,7 @@ def _said_in_graph(dataset: Any) -> str:
     try:
         serialized = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
-            external_state_policy=1,  # is left out
+            external_state_policy=1,  # left out of the graph
         )
     except tf.errors.OpError:
         return "default"
@@ -217,7 +218,7 @@ def _digest(array: Any) -> str:
     first = tf.reshape(array, [-1])[:_COMPARED_ELEMENTS].numpy()
     if array.dtype == tf.string:
         texts: Sequence[bytes] = list(first)
-        # Texts that are no paths have no common path.
+        # The function takes any texts, unlike os.path.commonpath.
         begin = len(os.path.commonprefix(texts))  # noqa: RUF071
         first = b"\n".join(text[begin:] for text in texts)
     else:

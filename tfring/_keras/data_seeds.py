@@ -1,6 +1,6 @@
 """Notices datasets that draw the same random numbers on several ranks.
 
-A model's seeds are folded with the rank by a broadcast. A dataset's are not:
+A broadcast folds a model's seeds with the rank, but not those of a dataset:
 with one global seed on all ranks, an augmentation in `Dataset.map` changes each
 rank's samples in the same way.
 """
@@ -18,7 +18,7 @@ from tfring._state.weights import ranks_by_value
 
 
 def seeds_of(data: Any) -> list[list[int]]:
-    """Returns the seeds in a dataset's functions; none if it is no dataset.
+    """Returns the seeds in a dataset's functions; [] for other data.
 
     Seeds of `shuffle` are left out, because each rank shuffles its own samples.
     """
@@ -30,7 +30,7 @@ def seeds_of(data: Any) -> list[list[int]]:
             for function in _functions_of(data)
             for seed in _seeds_in(function)
         )
-    except AttributeError:  # TensorFlow's own, and private.
+    except AttributeError:  # private in TensorFlow
         return []
 
 

@@ -1,10 +1,11 @@
 """Epochs that a `fit` begins in the middle.
 
 Note [The place in the data]: the steps of an epoch that were done before are
-enumerated, and not trained. So batches keep their numbers, and the iterator of
-the data is where it was. Arrays and a `PyDataset` do not read what is skipped.
-A `tf.data.Dataset` reads it again. Its iterators of earlier epochs are made
-again, because a shuffle that reshuffles draws its seeds where one is made.
+enumerated, but not trained. So batches keep their numbers, and the iterator of
+the data is where it was. Arrays and a `PyDataset` skip the data without reading
+it; a `tf.data.Dataset` reads it again. The iterators of its earlier epochs are
+created again, too, because a reshuffling shuffle draws its seeds when an
+iterator is created.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Start:
     """Where the next epoch of a `fit` begins.
 
     Attributes:
-        batch: How many steps of it were done before.
-        epochs: How many epochs of the same dataset were done before.
+        batch: The number of its steps that were done before.
+        epochs: The number of epochs of the same dataset that were done before.
     """
 
     batch: int
@@ -41,12 +42,12 @@ class Start:
 
 
 class LastInFit(keras.callbacks.Callback):
-    """A callback that `fit` puts behind all others, and tells of its data.
+    """A callback that `fit` puts last, and that gets the data of `fit`.
 
     Attributes:
         seed: The seed of the orders of arrays and of a `PyDataset`.
-        data: Those, if `fit` has them; None with other data.
-        dataset: The data, if they are a `tf.data.Dataset`; None otherwise.
+        data: The arrays or the `PyDataset` of `fit`; None for other data.
+        dataset: The `tf.data.Dataset` of `fit`; None for other data.
     """
 
     seed: int = 0
@@ -54,9 +55,9 @@ class LastInFit(keras.callbacks.Callback):
     dataset: tf.data.Dataset | None = None
 
     def build_metrics(self) -> None:
-        """Has the model make its metrics' variables, which a step would make.
+        """Creates the variables of the model's metrics, as a step would.
 
-        Otherwise their values in the middle of an epoch could not be restored.
+        Without them, values from the middle of an epoch could not be restored.
         """
         if self.dataset is not None:
             batch = self.dataset.element_spec
@@ -76,7 +77,7 @@ class LastInFit(keras.callbacks.Callback):
         """Called before the first callback of a `fit`, on every rank."""
 
     def after_fit(self) -> None:
-        """Called when `fit` has ended, also by an error."""
+        """Called when `fit` has ended, even by an error."""
 
 
 class EpochData(keras.utils.PyDataset):
@@ -96,11 +97,11 @@ class EpochData(keras.utils.PyDataset):
         return self._rest.steps
 
     def __getitem__(self, index: int) -> Any:
-        # Batches before the first are not looked at.
+        # Keras does not use the batches before the first one.
         return self._rest.batch(max(index, min(self._first, len(self) - 1)))
 
     def begin(self, epoch: int, first: int) -> None:
-        """Goes on to a batch of an epoch."""
+        """Moves to a batch of an epoch."""
         self._first = first
         self._rest = self._source.rest(0, 1, epoch, 0)
 
@@ -109,7 +110,7 @@ _start: Start | None = None
 
 
 def start_at(start: Start | None) -> None:
-    """Has the next epoch that Keras enumerates begin there."""
+    """Makes the next epoch that Keras enumerates begin at `start`."""
     global _start
     _start = start
 
@@ -131,7 +132,7 @@ def _rest_of(
     per_execution = epochs.steps_per_execution
     for _ in range(start.epochs):
         for _, _, batches in keras_enumerate(epochs):
-            if epochs.steps_per_epoch:  # One iterator may be for all epochs.
+            if epochs.steps_per_epoch:  # all epochs may share an iterator
                 _skip(batches, per_execution)
             elif epochs.num_batches is None:
                 # An epoch of unknown length has one iterator, which ends.
@@ -155,14 +156,14 @@ def with_places(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[list[LastInFit], dict[str, Any]]:
-    """Gives the data of a `fit` an order that a later one can go on with.
+    """Gives the data of a `fit` an order that a later `fit` can continue.
 
     Returns:
-        The callbacks that need it, and the arguments of `fit`.
+        The callbacks that need the data, and the arguments of `fit`.
 
     Raises:
-        TypeError: The data cannot be gone on with, such as a generator.
-        ValueError: Another argument does not go with it.
+        TypeError: The data cannot be continued, such as a generator.
+        ValueError: Another argument of `fit` does not work with that.
     """
     bound = inspect.signature(keras_fit).bind(model, *args, **kwargs).arguments
     bound.pop("self", None)
@@ -232,7 +233,7 @@ def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
 
 
 def _as_array_tree(part: Any) -> Any:
-    """Returns arrays as Keras has them: with its type of floats."""
+    """Returns arrays as Keras converts them, with its dtype of floats."""
 
     def as_array(each: Any) -> Any:
         array = np.asarray(each)

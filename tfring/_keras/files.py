@@ -1,6 +1,6 @@
-"""Makes Keras's files and trees of state whole, where each rank has a shard.
+"""Keeps Keras's files and state trees whole where ranks have shards.
 
-Each function takes the place of Keras's, which is its first argument; see
+Each function replaces one of Keras, which it gets as its first argument; see
 hooks.py.
 """
 
@@ -55,7 +55,7 @@ def trackable_children(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Refuses checkpoints of TensorFlow, which would have this rank's rows."""
+    """Refuses TensorFlow's checkpoints, which would have one rank's rows."""
     for variable in optimizer._variables:
         shard = shard_of(variable)
         if shard is not None and shard.optimizer is None:
@@ -65,7 +65,7 @@ def trackable_children(
 
 @dataclasses.dataclass(frozen=True)
 class _WholeVariable:
-    """Takes the place of a variable in Keras's tree of a model's state."""
+    """Stands for a shard in Keras's tree of a model's state."""
 
     path: str
     whole: np.ndarray
@@ -85,12 +85,12 @@ def create_nested_dict(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Has `get_state_tree` return whole values."""
+    """Makes `get_state_tree` return whole values."""
     return keras_create(model, _as_whole(variables), *args, **kwargs)
 
 
 def _as_whole(variables: Sequence[Any]) -> list[Any]:
-    """Returns variables, in the place of shards with the whole values."""
+    """Returns the variables, with whole values in place of shards."""
     return [
         variable
         if (shard := shard_of(variable)) is None
@@ -105,7 +105,7 @@ def assign_variable_values(
     variables: Sequence[Any],
     path_value_dict: dict[str, Any],
 ) -> None:
-    """Has `set_state_tree` take whole values."""
+    """Makes `set_state_tree` accept whole values."""
     for variable in variables:
         if variable.path not in path_value_dict:
             continue
@@ -119,7 +119,7 @@ def assign_variable_values(
 def save_model(
     keras_save: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Refuses to save a model, before the file is opened, that is not whole."""
+    """Refuses to save a model that is not whole, before it opens the file."""
     for shard in shards_of(model):
         shard.whole()
     return keras_save(model, *args, **kwargs)

@@ -71,14 +71,14 @@ from tfring._state.model_state import local_variables_of
 from tfring._state.optimizers import distributed_optimizers
 from tfring._state.row_shards import has_tables
 
-# Callbacks that a `fit` gets from here.
+# The callbacks that this module adds to a `fit`.
 _OURS = (Agreement, GatherStates, MetricNotes, RoundsInFit, EndOfCallbacks)
 
 
 def fit(
     keras_fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Has the ranks agree where the first callback of a `fit` is called."""
+    """Makes the ranks agree before the first callback of a `fit`."""
     data = [*args, kwargs.get("x")][0]
     last, given = with_places(keras_fit, model, args, kwargs)
     if last:
@@ -95,7 +95,7 @@ def fit(
 def on_train_begin(
     keras_begin: Callable[..., None], callback_list: Any, logs: Any = None
 ) -> None:
-    """Puts right the callbacks of a `fit`, not of a loop of a user's own."""
+    """Corrects the callbacks of a `fit`, but not of a custom loop."""
     begun = getattr(getattr(callback_list, "model", None), "__dict__", {})
     if "_tfring_fit_begins" in begun:
         _put_right(callback_list, *begun.pop("_tfring_fit_begins"))
@@ -105,8 +105,8 @@ def on_train_begin(
 def _put_right(
     callback_list: Any, begun: RunningFit, data: Any, at_end: ExitStack
 ) -> None:
-    """Has the ranks agree on the callbacks of a `fit` that begins."""
-    # A failed fit may have left some of ours.
+    """Makes the ranks agree on the callbacks of a `fit` that begins."""
+    # A failed `fit` may have left some of tfring's callbacks.
     callback_list.callbacks = [
         each
         for each in callback_list.callbacks
@@ -132,7 +132,8 @@ def _put_right(
         _arrange(callback_list, decision)
         in_batches = decision.in_batches
         if decision.in_a_round:
-            # A `fit` that failed, or an earlier optimizer, has left it open.
+            # A failed `fit`, or an earlier optimizer, may have left a round
+            # open.
             for each in rounds_among(model.variables):
                 each.take_mean()
     if optimizers_in_rounds(model):
@@ -146,7 +147,7 @@ def _put_right(
 def _gather(
     callback_list: Any, data: Any, process_set: ProcessSet
 ) -> dict[int, Any]:
-    """The facts about each rank's `fit`, by rank, compared and found alike."""
+    """Returns the facts about each rank's `fit`, once they are found alike."""
     given, params = callback_list.callbacks, callback_list.params or {}
     uneven = any(map(joins, given))
     own = {
@@ -194,17 +195,17 @@ def _gather(
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    """The callbacks that this rank has, for the sake of all ranks.
+    """Which callbacks this rank runs, after the ranks have agreed.
 
     Attributes:
         kept: The given callbacks, without writers of a file that another rank
             writes.
         averages: True if metrics are averaged before a callback decides.
-        gather: It puts states together before a callback saves; None if each
-            rank has them whole, or no rank saves.
-        in_batches: True if a callback on some rank saves between epochs' ends.
+        gather: The callback that gathers states before a callback saves; None
+            if each rank has them whole, or no rank saves.
+        in_batches: True if a callback on some rank saves within an epoch.
         in_a_round: True if an earlier `fit` has left a rank in a round.
-        terms: The terms of `Agreement`.
+        terms: The arguments of `Agreement`.
     """
 
     kept: list[Any]
@@ -295,15 +296,15 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
             each.set_params(callback_list.params or {})
             each.set_model(callback_list.model)
     if terms.votes or (decision.gather is not None and decision.in_batches):
-        # Ranks meet at the end of a batch. Keras has looked at this rank's
-        # callbacks alone to see whether such hooks may be called from another
-        # thread.
+        # Keras may call callbacks from another thread, which it decides by this
+        # rank's callbacks alone. But ranks meet at the end of a batch, so it
+        # must not.
         callback_list._async_train = False
     callback_list.callbacks = arranged
 
 
 def _surround(callback_list: Any, rounds: RoundsInFit) -> None:
-    """Puts the callback of rounds before and behind all others."""
+    """Puts the callbacks of rounds before and after all others."""
     rounds.set_model(callback_list.model)
     if rounds.saves_in_batches:
         callback_list._async_train = False
@@ -311,7 +312,7 @@ def _surround(callback_list: Any, rounds: RoundsInFit) -> None:
 
 
 def _put_last(callback_list: Any) -> None:
-    """Puts callbacks behind all others that save what those have done."""
+    """Puts callbacks last that save the effects of all others."""
     callbacks = callback_list.callbacks
     last = [each for each in callbacks if isinstance(each, LastInFit)]
     if last:
@@ -342,7 +343,7 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
         and type(model).train_step is not keras.Model.train_step
         and any(map(is_ours, callbacks))
     ):
-        # `train_step` reduces by itself. A callback of ours means that all
+        # `train_step` reduces by itself. A callback of tfring means that all
         # ranks train together.
         return global_process_set
     if len(sets) != 1:
@@ -354,14 +355,14 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
 
 
 def _first_writer(written: list[str], everyones: dict[int, Any]) -> int:
-    """The first of the ranks that would write the same."""
+    """Returns the first rank that would write the same files."""
     return min(
         rank for rank, each in everyones.items() if written in each["writes"]
     )
 
 
 def _restored_by(everyones: dict[int, Any]) -> int | None:
-    """The first rank that restores a backup; the others may not see it."""
+    """Returns the first rank that has a backup to restore, or None."""
     return min(
         (
             rank

@@ -1,7 +1,7 @@
 """Agreement: the last callback, which keeps the ranks together.
 
-It is last, so it sees the effects of all other callbacks: a new learning rate,
-a loaded checkpoint, a request to stop.
+As the last callback it sees the effects of all others: a new learning rate, a
+loaded checkpoint, a request to stop.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Terms:
         restored_by: The rank with a BackupAndRestore that has a state to load,
             or None.
         monitored: The metrics that this rank's callbacks monitor.
-        local_variables: The variables that each rank has for itself.
+        local_variables: The variables of which each rank has its own.
     """
 
     process_set: ProcessSet
@@ -176,7 +176,7 @@ class Agreement(keras.callbacks.Callback):
         self._watch(False)
         self._at_end()
         for optimizer in distributed_optimizers(self.model):
-            # From here on, one rank may save the model.
+            # One rank may save the model after this.
             average_all_accumulated(optimizer.variables)
         if self._compared:
             self._compare(self._state(), "at the end", "end")
@@ -197,7 +197,7 @@ class Agreement(keras.callbacks.Callback):
 
     def _state(self) -> dict[str, Any]:
         rates = [
-            getattr(each, "_learning_rate", None)  # may be a schedule
+            getattr(each, "_learning_rate", None)  # it may be a schedule
             for optimizer in distributed_optimizers(self.model)
             for each in with_inner(optimizer)
         ]

@@ -34,15 +34,16 @@ from tfring._keras import (
 
 
 class Hook(NamedTuple):
-    """A function of Keras that tfring adds to, or relies on.
+    """A function of Keras that tfring changes or calls.
 
     Attributes:
         owner: The class or the module of Keras that has it.
         function: Its name.
         parameters: The names of its first parameters.
         purpose: What needs it.
-        added: Called in its place, with it and its arguments. None if tfring
-            calls it as it is, or overrides it in subclasses.
+        added: The replacement, which gets Keras's function and its arguments.
+            None if tfring only calls the function, or overrides it in
+            subclasses.
     """
 
     owner: Any
@@ -151,10 +152,10 @@ HOOKS = (
 
 @functools.cache
 def install_hooks() -> None:
-    """Puts the functions of the table in the place of Keras's.
+    """Replaces Keras's functions by those of the table.
 
     Raises:
-        ImportError: This Keras does not have one of them.
+        ImportError: This Keras lacks one of the functions.
     """
     if keras.backend.backend() != "tensorflow":
         return
@@ -168,7 +169,7 @@ def function_of(hook: Hook) -> Callable[..., Any]:
     """Returns Keras's function.
 
     Raises:
-        ImportError: There is none, or it has other parameters.
+        ImportError: Keras lacks the function, or it has other parameters.
     """
     function = getattr(hook.owner, hook.function, None)
     expected = hook.parameters.split()

@@ -1,7 +1,7 @@
 """init joins the job, and applies its arguments and settings.
 
-It is a layer above the runtime, because it adds process sets by collectives and
-adds to Keras.
+It is in a layer above the runtime, because it adds process sets by collectives
+and installs the hooks of Keras.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def init(
 
     If the job has more than one rank, an uncaught exception shows its traceback
     and then ends the whole job. Otherwise all other ranks would wait for this
-    one for ever.
+    one forever.
 
     On a machine with GPUs, TensorFlow will use only the GPU of this rank, by
     `local_rank`, unless the script itself chooses visible GPUs by
@@ -51,8 +51,9 @@ def init(
             of ranks of the world; the default is the world. Only the ranks of a
             list may call `init` with it. The engine works on a duplicate of it.
         process_sets: Process sets that the job has from the start, the same on
-            every rank, as if added by `tfring.add_process_set`. Or "dynamic",
-            which has no effect: in Horovod it allows sets to be added later.
+            every rank, as if added by `tfring.add_process_set`. The value
+            "dynamic" has no effect; in Horovod it allows sets to be added
+            later.
 
     Raises:
         ImportError: `TFRING_METRICS_PORT` is set, and prometheus_client is not

@@ -1,8 +1,8 @@
-"""Warns of compiled losses that the ranks' average does not go with.
+"""Warns of compiled losses that the average over the ranks changes.
 
 Keras divides a loss by the number of a batch's elements. The average of such
-losses over ranks with equal batches is the loss of the batches of all ranks. A
-sum, or a mean that divides by weights, is not.
+losses over ranks with equal batches is the loss of the batches of all ranks.
+That does not hold for a sum, or for a mean that divides by weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfring._core.process_sets import is_alone
 from tfring._ops.reductions import ReduceOp
 from tfring._state.optimizers import distributed_optimizers
 
-# Keras adds up the gradients of a loss that it does not reduce.
+# Reductions that are sums: gradients of an unreduced loss are added up, too.
 _SUMS = ("sum", "none", None)
 
 
@@ -27,7 +27,7 @@ def warn_of_reductions(model: Any) -> None:
     all_options = [
         options
         for optimizer in distributed_optimizers(model)
-        # In rounds each rank trains with its own batch.
+        # In rounds each rank trains with its own batch, without an average.
         if (options := optimizer._tfring_options).sync is None
         and options.process_set.included()
         and not is_alone(options.process_set)
@@ -50,7 +50,7 @@ def warn_of_reductions(model: Any) -> None:
 
 def _problem(loss: Any, averages: bool, size: int) -> str | None:
     if not isinstance(loss, keras.losses.Loss):
-        return None  # Keras gives a function the mean over the batch.
+        return None  # Keras takes a function's mean over the batch
     if loss.reduction in _SUMS and averages:
         return (
             "It is a sum over a rank's batch, and gradients are averaged over "

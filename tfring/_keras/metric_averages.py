@@ -1,4 +1,4 @@
-"""Metrics of all ranks' data, in place of each rank's own."""
+"""Replaces each rank's metrics by metrics of all ranks' data."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class MetricNotes(keras.callbacks.Callback):
 
 
 class MetricAverages(keras.callbacks.Callback):
-    """Makes an epoch's logs cover all ranks' data, for all later callbacks.
+    """Makes an epoch's logs cover all ranks' data for later callbacks.
 
     Args:
-        device: The device that adds up numbers.
+        device: The device that adds up the numbers.
         process_set: The ranks.
         strict: If True, all ranks must have the same metrics. If False, metrics
             that some rank lacks do not change.
 
     Attributes:
-        notes: A callback that `fit` puts before all other callbacks. It does
-            not note a state that it has noted already.
+        notes: A callback that `fit` puts before all others. It notes each state
+            once.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MetricAverages(keras.callbacks.Callback):
         self.notes.on_test_end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # A rank without logs takes part, because other ranks may have some.
+        # A rank without logs takes part, because other ranks may have logs.
         if not is_alone(self._process_set):
             with on_device(self.device):
                 self._average({} if logs is None else logs)
@@ -140,7 +140,7 @@ class MetricAverages(keras.callbacks.Callback):
         def value(name: str) -> Any:
             metric = name.removeprefix(prefix)
             logged = logs[name]
-            # A value that another callback has put into the logs stays. With
+            # Keep a value that another callback has put into the logs. With
             # NumPy before 2.4 Keras logs an array of one element as a number.
             if metric in own and np.array_equal(
                 np.ravel(own[metric]), np.ravel(logged)
@@ -230,7 +230,7 @@ def is_number(value: Any) -> bool:
     """Tells whether a value of the logs is a number, or an array of numbers."""
     try:
         dtype = tf.as_dtype(np.asarray(value).dtype)
-    except Exception:  # A value of any class may raise any.
+    except Exception:  # any class may raise anything
         return False
     return bool(dtype.is_floating or dtype.is_integer)
 

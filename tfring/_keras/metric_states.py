@@ -14,13 +14,13 @@ _Array = np.ndarray[Any, Any]
 # The values of the variables of a model's metrics.
 State = list[_Array]
 
-# How many variables they have.
+# Keras's metrics whose variables are sums, and how many they have.
 _OF_SUMS = {keras.metrics.Mean: 2, keras.metrics.Sum: 1}
 
 
 def metrics_of(model: Any) -> list[Any]:
     metrics: list[Any] = []
-    for metric in model.metrics:  # what `compile` was given is one of them
+    for metric in model.metrics:  # the metrics of `compile` are one of them
         metrics += getattr(metric, "metrics", [metric])
     return metrics
 
@@ -53,7 +53,7 @@ def float_or_array(value: Any) -> Any:
 def consists_of_sums(metric: Any) -> bool:
     """Tells whether a metric's state is known to be sums over samples.
 
-    The states of Keras's own metrics are. Keras assumes it of all metrics
+    This holds for Keras's own metrics. Keras assumes it of all metrics
     (`aggregation`), but a maximum, for example, is not a sum.
     """
     ancestors = type(metric).__mro__
@@ -64,7 +64,7 @@ def consists_of_sums(metric: Any) -> bool:
         return False
     if not any("update_state" in vars(kind) for kind in ancestors[:known]):
         return True
-    # It computes values, and Keras's class takes their mean or their sum.
+    # Such a class computes values, and Keras's class takes their mean or sum.
     return any(
         isinstance(metric, kind) and len(metric.variables) == count
         for kind, count in _OF_SUMS.items()

@@ -1,12 +1,13 @@
-"""Looks at a model where Keras makes its functions that train and evaluate.
+"""Inspects models when Keras makes their train and test functions.
 
 `fit` and `train_on_batch` make the train function once. Keras's own
-`train_step` leaves it to the optimizer to reduce gradients. One of a user's may
-do it by itself, by a tape or any collective, so that its first call is watched.
+`train_step` leaves the reduction of gradients to the optimizer. A user's
+`train_step` may reduce them itself, by a tape or any collective, so its first
+call is watched.
 
 Ranks validate on as much data as each has, and one rank may evaluate alone. So
-a loss that counts the elements of all ranks in training, `tfring.global_mean`,
-must count this rank's alone there.
+`tfring.global_mean`, a loss that counts the elements of all ranks in training,
+must count only this rank's elements in validation.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _look_at(model: Any) -> None:
 def make_test_function(
     keras_make: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Has losses count this rank's own elements where Keras evaluates."""
+    """Makes losses count only this rank's elements in an evaluation."""
     before = model.test_function
     result = keras_make(model, *args, **kwargs)
     if model.test_function is not before:
@@ -90,7 +91,7 @@ def make_test_function(
 def _evaluating(test_function: Any) -> Any:
     @functools.wraps(test_function)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
-        with counting_own_elements():  # while it is traced, or runs eagerly
+        with counting_own_elements():  # in a trace or eagerly
             return test_function(*args, **kwargs)
 
     return evaluate

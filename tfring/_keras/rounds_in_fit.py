@@ -22,7 +22,7 @@ class RoundsInFit(keras.callbacks.Callback):
     """The first callback: shows the common weights to validation and savers.
 
     Args:
-        saves_in_batches: True if a callback saves between epochs' ends.
+        saves_in_batches: True if a callback saves within an epoch.
     """
 
     def __init__(self, *, saves_in_batches: bool) -> None:
@@ -86,7 +86,7 @@ class RoundsInFit(keras.callbacks.Callback):
                 )
 
     def begin(self) -> None:
-        """Called after all callbacks that may load weights."""
+        """Called once all callbacks that may load weights were called."""
         for each in rounds_among(self.model.variables):
             each.begin_fit()
 

@@ -47,7 +47,8 @@ def check_tells_when_it_saves(callback: Any) -> None:
     """Refuses a callback for which whole states cannot be gathered in time.
 
     Raises:
-        NotImplementedError: It saves in batches, and not by Keras's rule.
+        NotImplementedError: The callback saves in batches, by a rule other than
+            Keras's.
     """
     if saves_in_batches(callback) and not hasattr(
         callback, "_should_save_on_batch"
@@ -68,8 +69,7 @@ class GatherStates(keras.callbacks.Callback):
 
     Args:
         savers: The callbacks that save on this rank.
-        in_batches: True if callbacks on some rank save between the batches of
-            an epoch.
+        in_batches: True if callbacks on some rank save within an epoch.
         root_rank: The one rank that saves, or None if several do.
         process_set: The ranks that train together.
     """
@@ -95,7 +95,7 @@ class GatherStates(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self._in_batches:
             return
-        # A copy of the saver is asked, because each call counts a batch.
+        # Ask a copy of the saver, because each call counts a batch.
         due = any(
             copy.copy(saver)._should_save_on_batch(batch)
             for saver in self._savers

@@ -1,7 +1,7 @@
 """shard_parameters: a scope in which a model's variables are sharded.
 
-A variable that Keras makes inside gets another class, `ShardedVariable`: to
-Keras it has the whole shape, and it keeps this rank's elements. Reading its
+A variable that Keras makes in the scope gets another class, `ShardedVariable`:
+for Keras it has the whole shape, and it keeps this rank's elements. Reading its
 `value` gathers the whole; see tfring/_memory/gathers.py. Its `handle` is the
 share's, so that `tape.gradient` gives the gradient of the share.
 """
@@ -50,7 +50,7 @@ def shard_parameters(
     afterwards, and gathers them again for backpropagation, at most two groups
     at a time. Gradients are reduce-scattered while backpropagation goes on, and
     each rank updates its share. A step sends 1.5 times the bytes of an
-    allreduce. `fit`, `evaluate` and `predict` stay as they are. In one process
+    allreduce. `fit`, `evaluate` and `predict` need no change. In one process
     the scope changes nothing.
 
     Train with `tfring.DistributedOptimizer(..., shard_states=True)`, which
@@ -63,9 +63,8 @@ def shard_parameters(
     Give all ranks the same seed (`keras.utils.set_random_seed`): then the
     parameters are those of one process.
 
-    Files have whole parameters. In `fit` the callbacks that save need nothing
-    else; elsewhere save, and call `get_weights`, within
-    `tfring.whole_states(model)`.
+    Files have whole parameters. Callbacks that save in `fit` need nothing else.
+    Elsewhere, save and call `get_weights` within `tfring.whole_states(model)`.
 
     Args:
         min_elements: Trainable floating-point variables with at least this many
@@ -79,7 +78,7 @@ def shard_parameters(
 
     Raises:
         NotInitializedError: `tfring.init()` has not been called.
-        NotImplementedError: In an elastic job.
+        NotImplementedError: The job is elastic.
         ValueError: An argument is not positive, or nothing was sharded.
 
     Example:
@@ -146,7 +145,7 @@ class _Scope:
             last is None
             or last.size_bytes + size_bytes > self.group_bytes
             or last.shares[0].dtype != dtype
-            # The two are read in different dtypes.
+            # Parameters of a group are read in the same dtype.
             or last.shares[0].parameter._autocast != variable._autocast
         ):
             self.groups.append(ParameterGroup(str(len(self.groups))))
@@ -188,7 +187,7 @@ def initialize_with_initializer(
 
 
 def var_key(keras_key: Any, optimizer: Any, variable: Any) -> Any:
-    """Has optimizers know a sharded parameter without reading it."""
+    """Lets optimizers find a sharded parameter without reading it."""
     share = parameter_share(variable)
     return keras_key(optimizer, variable if share is None else share.stored)
 
@@ -202,7 +201,7 @@ class ShardedVariable(keras.Variable):
         ranges = ranges_of(shape, runtime.size())
         begin, end = ranges[rank]
         with tf.init_scope():
-            # One parameter is whole for a moment.
+            # Only this parameter is whole meanwhile.
             whole = tf.cast(initializer(shape, dtype=self._dtype), dtype)
             self._value = tf.Variable(
                 copied_range(whole, begin, end),
@@ -226,7 +225,7 @@ class ShardedVariable(keras.Variable):
             value = get_stateless_scope().get_current_value(self)
             if value is not None:
                 return self._maybe_autocast(value)
-        if in_symbolic_scope():  # Shapes alone are computed.
+        if in_symbolic_scope():  # only shapes are computed
             return self._maybe_autocast(tf.zeros(self.shape, self._dtype))
         shard = record_of(self).shard
         if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):

@@ -1,8 +1,8 @@
 """The data of a training: each kind, from a place in an epoch on.
 
-`tfring.elastic.fit` shares all data out, and a place is a number of rows, or of
-batches, that all ranks have taken of it. `fit` with a checkpoint has this
-rank's own data, as of a job of one rank.
+`tfring.elastic.fit` distributes the data, and a place is the number of rows, or
+of batches, that all ranks have taken of it. `fit` with a checkpoint has this
+rank's own data, as in a job of one rank.
 """
 
 from __future__ import annotations

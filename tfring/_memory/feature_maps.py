@@ -3,11 +3,11 @@
 Note [Views]: some operations give another shape to the same memory. A feature
 map that is moved, while a view of it is not, would take as much memory as
 before. So the tensor behind a view is moved, and the view is made again from
-    the fetched tensor.
+the fetched tensor.
 
 Note [Constants]: values that depend on shapes alone, such as `tf.ones_like`,
-    stay. TensorFlow optimizes a product with such a value away, which it could
-    not do with a fetched value.
+stay. TensorFlow optimizes a product with such a value away, which it could not
+do with a fetched value.
 """
 
 from __future__ import annotations

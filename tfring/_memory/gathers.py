@@ -72,7 +72,7 @@ def whole_parameter(share: ParameterShare, dtype: tf.DType) -> tf.Tensor:
 
     Returns:
         A tensor of the parameter's shape. Its gradient with respect to
-            `share.stored` is the mean over the ranks.
+        `share.stored` is the mean over the ranks.
     """
     if tf.executing_eagerly():
         # Keras numbers parameters in each process, so their paths may differ

@@ -80,15 +80,15 @@ class Offload:
 
     Pass it as `offload=` to `tfring.DistributedOptimizer` or
     `tfring.DistributedGradientTape`, or use `tfring.offload_activations`. It
-        works on one rank as on many, and adds no collective. It need not agree
-        across ranks.
+    works on one rank as on many, and adds no collective. It need not agree
+    across ranks.
 
     Args:
         policy: Which feature maps are moved. `"all"`: those that
             backpropagation needs. `"conv"`: those of them that are inputs of
-                convolutions and matrix products. `"auto"`: as few as
-                    `budget_bytes` allows. A function takes a `FeatureMap` and
-                    returns whether it is moved.
+            convolutions and matrix products. `"auto"`: as few as `budget_bytes`
+            allows. A function takes a `FeatureMap` and returns whether it is
+            moved.
         budget_bytes: For `"auto"`: how many bytes of feature maps may stay. The
             first step moves all of them. Every later step has a plan by the
             sizes of the step before: the feature maps that backpropagation

@@ -1,39 +1,37 @@
 """Rewrites a traced step, so that it moves feature maps away and back.
 
-Note [Order of copies]: each feature map is copied out as soon as it has
-been computed. The forward pass uses the n-th feature map only after the
-    (n-ahead)-th was copied out and released; otherwise it would run ahead of
-    the copies, and memory would not shrink. Backpropagation gets the n-th
-    feature map back, in the order of its uses, only after it has used the
-    (n-ahead)-th and all earlier ones. These uses include gradients of weights,
-    for which nothing else waits: TensorFlow would delay them, and with them the
-    release of their inputs.
+Note [Order of copies]: each feature map is copied out as soon as it has been
+computed. The forward pass uses the n-th feature map only after the (n-ahead)-th
+was copied out and released; otherwise it would run ahead of the copies, and
+memory would not shrink. Backpropagation gets the n-th feature map back, in the
+order of its uses, only after it has used the (n-ahead)-th and all earlier ones.
+These uses include gradients of weights, for which nothing else waits:
+TensorFlow would delay them, and with them the release of their inputs.
 
 Note [Where edges are]: every edge leads forward in the order of `Schedule`, so
-    there is no cycle. Optimizations neither create a cycle nor change a bit.
-    Those that merge operations, such as a convolution and its bias or two
-    products with constants, check whether the tensor between them has other
-    users or control edges. So only tfring's operations get control edges. The
-    forward pass waits through data that is used twice anyway, once by
-    backpropagation. Where a result of backpropagation has only one use, a fetch
-    waits for the next result along the line that has more uses or is a
-    gradient.
+there is no cycle. Optimizations neither create a cycle nor change a bit. Those
+that merge operations, such as a convolution and its bias or two products with
+constants, check whether the tensor between them has other users or control
+edges. So only tfring's operations get control edges. The forward pass waits
+through data that is used twice anyway, once by backpropagation. Where a result
+of backpropagation has only one use, a fetch waits for the next result along the
+line that has more uses or is a gradient.
 
 Note [Names]: TensorFlow sorts the terms of a sum by the names of their
 operations, and sums of floats depend on their order. So the replacement of a
-    tensor has the name of the tensor, followed by a slash and a word.
+tensor has the name of the tensor, followed by a slash and a word.
 
 Note [Sums in place]: TensorFlow computes a sum of three tensors in the memory
-    of one that nobody else holds, and the time of a copy must not decide which
-    one that is. So the forward pass reads feature maps from operations that
-    return them in memory that cannot be written to (offload_ops.cc), and a
-    fetch waits for a sum and not for its terms.
+of one that nobody else holds, and the time of a copy must not decide which one
+that is. So the forward pass reads feature maps from operations that return them
+in memory that cannot be written to (offload_ops.cc), and a fetch waits for a
+sum and not for its terms.
 
 Note [After reductions]: with more than one rank, backpropagation waits for the
-    starts of reductions through operations in the path of data, across which
-    TensorFlow merges nothing. The edges of the graph determine their places. So
-    offloading adds its own edges afterwards: the places, and the bits, are the
-    same as without it.
+starts of reductions through operations in the path of data, across which
+TensorFlow merges nothing. The edges of the graph determine their places. So
+offloading adds its own edges afterwards: the places, and the bits, are the same
+as without it.
 """
 
 from __future__ import annotations

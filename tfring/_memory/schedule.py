@@ -3,10 +3,10 @@
 Note [Edges that go forward]: offloading adds edges between operations: a fetch
 waits for what runs before it. If all edges, old and new, lead forward in one
 order of the operations, there is no cycle. The order is that of tracing, which
-    is also the order of the program. Operations that an earlier rewrite of the
-    graph has added late are an exception: they are placed before their first
-    use. TensorFlow runs stateful operations in the order of tracing. It adds
-    the edges for that when the trace has ended, so they are assumed here.
+is also the order of the program. Operations that an earlier rewrite of the
+graph has added late are an exception: they are placed before their first use.
+TensorFlow runs stateful operations in the order of tracing. It adds the edges
+for that when the trace has ended, so they are assumed here.
 """
 
 from __future__ import annotations

@@ -76,16 +76,15 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         device_sparse: The same for sparse gradients.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
             which larger floats are sent and added. A `tfring.PowerSGD` sends
-                two thin factors of each large gradient. A
-                `tfring.compression.Compressor` of your own is also accepted.
-                Must agree across ranks.
+            two thin factors of each large gradient. A
+            `tfring.compression.Compressor` of your own is also accepted. Must
+            agree across ranks.
         sparse_as_dense: If true, gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Use it if most rows are used in every step. Must
             agree across ranks. Under `jit_compile` they are always made dense.
-                The results
-            are the same: on any number of ranks, repeated rows are added up
-            before Keras squares or clips them. Plain Keras squares or clips
-            each row by itself.
+            The results are the same: on any number of ranks, repeated rows are
+            added up before Keras squares or clips them. Plain Keras squares or
+            clips each row by itself.
         backward_passes_per_step: The number of batches accumulated for each
             update, by Keras's `gradient_accumulation_steps`. So `iterations`
             and schedules count updates, while Horovod's count batches.
@@ -112,40 +111,36 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             keep their own gradients.
         scale_local_gradients: If true, the gradients of local variables, see
             `PartialDistributedOptimizer`, are divided by the number of ranks.
-        offload: Which feature maps are moved to the host's memory
-            until backpropagation needs them, so that larger models and batches
-            fit. This does not work under XLA: compile with `jit_compile=False`.
-                Default: no feature maps.
+        offload: Which feature maps are moved to the host's memory until
+            backpropagation needs them, so that larger models and batches fit.
+            This does not work under XLA: compile with `jit_compile=False`.
+            Default: no feature maps.
         shard_states: If true, each rank keeps `1 / size()` of the optimizer's
             variables, such as momenta (ZeRO-1). Gradients are reduce-scattered,
-                each rank updates its share, and the weights are gathered, which
-                sends as many bytes as an allreduce. It works with SGD, Adam,
-                AdamW, Adamax, Nadam, RMSprop, Adagrad, Adadelta, Ftrl and Lion,
-                and with a `LossScaleOptimizer` around them. Sparse gradients
-                are made dense. Save within
-            `tfring.whole_states`. With `tfring.shard_parameters` the weights
-            are sharded, too. Must agree across ranks.
+            each rank updates its share, and the weights are gathered, which
+            sends as many bytes as an allreduce. It works with SGD, Adam, AdamW,
+            Adamax, Nadam, RMSprop, Adagrad, Adadelta, Ftrl and Lion, and with a
+            `LossScaleOptimizer` around them. Sparse gradients are made dense.
+            Save within `tfring.whole_states`. With `tfring.shard_parameters`
+            the weights are sharded, too. Must agree across ranks.
         sync: For slow links: `tfring.LocalSGD`, `tfring.DiLoCo` or
             `tfring.Gossip`. The ranks train apart in rounds of several updates,
             and average weights after each. `compression` then applies to the
-                changes of the weights. Default: gradients are averaged in every
-                step. Must agree
-            across ranks.
+            changes of the weights. Default: gradients are averaged in every
+            step. Must agree across ranks.
 
     Returns:
         `optimizer` itself, or the one of that name or configuration, which now
         has a method `register_local_var(var)`: the gradient of that variable
         stays each rank's own. With `sync` it also has a collective method
-            `meet()`, which ends a round early, and the attribute
-            `outer_optimizer`, which is None with `Gossip`, and before the
-            optimizer is built. With `sync` or `shard_states`, the
-            `inner_optimizer` of a `LossScaleOptimizer` has them. A saved
-            optimizer loads in plain Keras, and must then be wrapped again. For
-            a TensorFlow 1 optimizer, the result is a new optimizer around it,
-            with a `register_local_var`. Its `compute_gradients`, and `minimize`
-            and
-        `compute_gradients` of a Keras 2 optimizer, give averages;
-        `apply_gradients` does not average.
+        `meet()`, which ends a round early, and the attribute `outer_optimizer`,
+        which is None with `Gossip`, and before the optimizer is built. With
+        `sync` or `shard_states`, the `inner_optimizer` of a
+        `LossScaleOptimizer` has them. A saved optimizer loads in plain Keras,
+        and must then be wrapped again. For a TensorFlow 1 optimizer, the result
+        is a new optimizer around it, with a `register_local_var`. Its
+        `compute_gradients`, and `minimize` and `compute_gradients` of a Keras 2
+        optimizer, give averages; `apply_gradients` does not average.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
@@ -242,7 +237,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     Args:
         optimizer: See `DistributedOptimizer`, also for the arguments that are
             not explained here. The order of the arguments is that of Horovod's
-                Keras module, which has this function, too.
+            Keras module, which has this function, too.
         name: A new name for `optimizer`.
         device_dense: The device that reduces dense gradients.
         device_sparse: The device that reduces sparse gradients.
@@ -270,7 +265,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         TypeError: As for `DistributedOptimizer`.
         ValueError: See `DistributedOptimizer`; or one of `local_layers` is not
             a Keras layer. Raised in the first step if `optimizer` clips by a
-                global norm.
+            global norm.
 
     Example:
 

@@ -12,7 +12,7 @@ some gradients are not finite. All ranks must decide alike, or some ranks would
 wait in a reduction that other ranks skip. So gradients are averaged before that
 check, which spreads infinity and NaN to all ranks. The inner optimizer does not
 average again. `compile()` under the policy "mixed_float16" puts Keras's own
-    LossScaleOptimizer around ours, so tfring patches that class.
+LossScaleOptimizer around ours, so tfring patches that class.
 """
 
 from __future__ import annotations

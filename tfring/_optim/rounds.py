@@ -1,10 +1,10 @@
 """The mixin class for an optimizer that trains in rounds.
 
 Note [Where ranks meet]: ranks meet in `apply`, by a conditional in the graph. A
-    callback would be too late, because `fit` may call it once for several
-    steps. The rounds have counters of their own: `iterations` does not count a
-    step that a LossScaleOptimizer skips on one rank alone, and that rank would
-    meet at another step.
+callback would be too late, because `fit` may call it once for several steps.
+The rounds have counters of their own: `iterations` does not count a step that a
+LossScaleOptimizer skips on one rank alone, and that rank would meet at another
+step.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class InRounds(Distributed):
         Call it at the end of a training loop, before a validation that all
         ranks shall see alike, and before weights are changed by hand. `fit`
         does it at its end. The outer optimizer makes no update, because its
-            momentum would count twice. Between rounds this does nothing.
-            Collective.
+        momentum would count twice. Between rounds this does nothing.
+        Collective.
         """
         if self._tfring_round is not None:
             self._tfring_round.end_early()

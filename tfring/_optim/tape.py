@@ -40,9 +40,9 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     It is for custom training loops, with any optimizer. Use it instead of
     `DistributedOptimizer`, not together with it: a second average is the same
     average, at the price of a second reduction. Where the result would differ,
-        because the optimizer's `op` is no average or it has a `PowerSGD`, the
-        optimizer raises an error for a variable whose gradient such a tape has
-        reduced since the optimizer's last step, or in the same graph.
+    because the optimizer's `op` is no average or it has a `PowerSGD`, the
+    optimizer raises an error for a variable whose gradient such a tape has
+    reduced since the optimizer's last step, or in the same graph.
 
     `gradient` is collective: every rank must call it, for the same sources.
     `jacobian` and `batch_jacobian` are this rank's own.
@@ -69,9 +69,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
 
     Returns:
         An object with all methods and attributes of `gradtape`. It also has a
-        method
-        `register_local_source(source)`: the gradient of that source stays each
-        rank's own.
+        method `register_local_source(source)`: the gradient of that source
+        stays each rank's own.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices.

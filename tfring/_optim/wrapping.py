@@ -112,8 +112,8 @@ def distributed(
         use_locking: For optimizers of TensorFlow 1.
 
     Returns:
-        `optimizer` itself, changed, or a new optimizer around one of
-        TensorFlow 1.
+        `optimizer` itself, changed, or for one of TensorFlow 1 a new optimizer
+        around it.
     """
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(

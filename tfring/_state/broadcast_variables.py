@@ -64,8 +64,8 @@ def broadcast_variables(
     States of an optimizer with `shard_states=True` become each rank's share of
     the states that the root has loaded. If the root has loaded nothing since
     its last step, they do not change. The tables of
-        `tfring.layers.ShardedEmbedding` do not change either, unless rank 0 has
-        loaded them and is the root: each rank then gets its rows.
+    `tfring.layers.ShardedEmbedding` do not change either, unless rank 0 has
+    loaded them and is the root: each rank then gets its rows.
 
     Gradients that a `DistributedOptimizer` has accumulated become their mean
     over the ranks that have made as many batches as the root, so that no rank's

@@ -24,16 +24,16 @@ def whole_states(
 
     With `shard_states=True` of `tfring.DistributedOptimizer` each rank has a
     part of the optimizer's state. Inside of this context the optimizer and its
-    model can be saved as usual: by `model.save` or `tf.train.Checkpoint`.
-    On more than one rank, saving outside of it is an error. The same holds for
-    the tables of `tfring.layers.ShardedEmbedding` and the optimizer's states
-    for them, with `model.save` and `model.save_weights`. Accumulated gradients
+    model can be saved as usual: by `model.save` or `tf.train.Checkpoint`. On
+    more than one rank, saving outside of it is an error. The same holds for the
+    tables of `tfring.layers.ShardedEmbedding` and the optimizer's states for
+    them, with `model.save` and `model.save_weights`. Accumulated gradients
     (`backward_passes_per_step`) become their mean over the ranks, so that one
     rank's file keeps the batches of all ranks. Callbacks of Keras and tfring
-        that save in `fit` do not need the context.
+    that save in `fit` do not need the context.
 
     Collective: every rank must enter it. Inside of it, the whole state is in
-        the host's memory. Other optimizers have nothing to gather.
+    the host's memory. Other optimizers have nothing to gather.
 
     Args:
         optimizer: An optimizer, or a model with one or more: by `compile` or

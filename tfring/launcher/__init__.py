@@ -8,6 +8,6 @@ tfringrun -np 4 python train.py
 is started, `mpi_launchers` finds the MPI launcher and speaks its options,
 `running_job` runs it to the end, and `output` shows the ranks' lines.
 `function` is `tfring.run`, which starts the same jobs from a program. Only
-    `check_build` and `self_test` import TensorFlow or MPI, in processes of
-    their own, so the launcher starts at once.
+`check_build` and `self_test` import TensorFlow or MPI, in processes of their
+own, so the launcher starts at once.
 """

@@ -27,8 +27,8 @@ class RayExecutor:
 
     The actors live from `start` to `shutdown`, so that functions may leave
     state in their process for the next ones. Functions call `tfring.init()`,
-        which does nothing after the first time. All ranks take part in a
-        collective, so call functions with collectives by `run`.
+    which does nothing after the first time. All ranks take part in a
+    collective, so call functions with collectives by `run`.
 
     A function that raises, or an actor that is lost, ends all ranks; then call
     `shutdown`, and `start` for new ones.
@@ -46,8 +46,8 @@ class RayExecutor:
         use_current_placement_group: Take the bundles of the placement group
             that this process is in, if it is in one. Otherwise the executor
             makes one, except for an elastic job, which takes what there is.
-        start_timeout: Seconds until all ranks must have a place. An elastic
-            job waits 600 s for `min_workers`.
+        start_timeout: Seconds until all ranks must have a place. An elastic job
+            waits 600 s for `min_workers`.
 
     Raises:
         ImportError: ray is not installed.

@@ -70,7 +70,7 @@ def run(
             rank needs a slot of `spark.task.cpus` cores, at the same time.
         env: Environment variables of the ranks. By default
             `TF_NUM_INTRAOP_THREADS` is `spark.task.cpus`. A rank sees the GPUs
-                that Spark has given to its task.
+            that Spark has given to its task.
         min_num_proc: The job is elastic, and goes on with this many ranks.
         start_timeout: Seconds until all ranks must have a slot; in an elastic
             job, for how long it may have too few ranks.

@@ -21,8 +21,8 @@ def load_model(
     """Loads a model, and wraps its optimizer in `DistributedOptimizer`.
 
     Args:
-        filepath: A `.keras` or `.h5` file, or a folder of TensorFlow's. Keras
-            2 loads an optimizer's state from `.h5`, and from `.keras` unless it
+        filepath: A `.keras` or `.h5` file, or a folder of TensorFlow's. Keras 2
+            loads an optimizer's state from `.h5`, and from `.keras` unless it
             is a legacy one.
         custom_optimizers: Optimizer classes of your own.
         custom_objects: Other classes and functions, by name.
