@@ -1,9 +1,8 @@
 """Data for ranks: a dataset's shares, and tf.data's service.
 
 `shard` gives each rank its part of a dataset, and `parquet` its rows of Parquet
-files. `compute_service` and
-`compute_worker` have processes of their own prepare it, as Horovod's modules of
-these names do.
+files. `compute_service` and `compute_worker` let other processes prepare a
+dataset, like Horovod's modules of these names.
 """
 
 import importlib

@@ -8,9 +8,8 @@ ranks of two jobs start them and find each other, with Horovod's names:
         /shared/config.json --trusted-network
     tfringrun -np 2 python train.py   # reads that file
 
-Both jobs find everything by files: by the config file, and by some beside it
-if dispatchers run on the training side. The compute job ends when the config
-file is removed.
+Both jobs communicate by the config file, and by files beside it if dispatchers
+run on the training side. The compute job ends when the config file is removed.
 """
 
 from __future__ import annotations
@@ -37,26 +36,27 @@ _LOOK_SECONDS = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class TfDataServiceConfig:
-    """How a compute job is made, and where it is found.
+    """The configuration of a compute job, and where to find it.
 
-    TensorFlow's servers listen on all interfaces and have no passwords: whoever
-    reaches one has it run operations, such as reading files, as the job's user.
-    So `trusted_network` must be True.
+    TensorFlow's servers listen on all interfaces without passwords: whoever
+    reaches a server can let it run operations as the job's user, such as
+    reading files. So `trusted_network` must be True.
 
     Attributes:
-        dispatchers: 1 for all training ranks together, or one for each.
-        workers_per_dispatcher: How many workers each has.
-        dispatcher_side: The place of dispatchers: "compute" or "training".
+        dispatchers: 1 for all training ranks together, or one per training
+            rank.
+        workers_per_dispatcher: The number of workers per dispatcher.
+        dispatcher_side: Where dispatchers run: "compute" or "training".
         addresses: The dispatchers, as "grpc://host:port"; none where they run
             on the training side.
         configfile: The config file, in a folder that both jobs can write.
-        timeout: Seconds that each rank waits for a file of another.
+        timeout: How many seconds each rank waits for a file of another rank.
         trusted_network: Everybody who reaches the machines of both jobs may
             read the files of their user.
 
     Raises:
-        ValueError: `dispatcher_side` is neither of them, or the network is not
-            trusted.
+        ValueError: `dispatcher_side` is neither "compute" nor "training", or
+            the network is not trusted.
     """
 
     dispatchers: int
@@ -82,7 +82,7 @@ class TfDataServiceConfig:
             )
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
-        """The compute job, for `shutdown()`; `verbose` has no effect."""
+        """Returns the compute job; `verbose` has no effect."""
         return ComputeClient(self.configfile)
 
     def write(self) -> None:
@@ -113,7 +113,7 @@ class ComputeClient:
     configfile: str
 
     def shutdown(self) -> None:
-        """Ends the compute job, by removing its config file."""
+        """Ends the compute job by removing its config file."""
         Path(self.configfile).unlink(missing_ok=True)
 
 
@@ -121,7 +121,7 @@ class ComputeClient:
 def tf_data_service(
     compute_config: TfDataServiceConfig, rank: int
 ) -> Iterator[str]:
-    """The address of the dispatcher that a training rank uses.
+    """Yields the address of the dispatcher that a training rank uses.
 
     With `dispatcher_side="training"` the dispatcher runs here, on rank 0 or on
     every rank, until the context ends: iterate over the dataset within it.
@@ -134,7 +134,7 @@ def tf_data_service(
         "grpc://host:port", for `tf.data.experimental.service.distribute`.
 
     Raises:
-        ConnectionError: There is no such compute job (any more).
+        ConnectionError: The compute job does not exist, or has ended.
         IndexError: There are several dispatchers, but none for this rank.
         RuntimeError: The compute job has had a dispatcher of this rank.
         TimeoutError: The dispatcher or its workers have not started in time.
@@ -176,20 +176,20 @@ def send_to_data_service(
 ) -> tf.data.Dataset:
     """Lets the compute job run a dataset's operations up to here.
 
-    Also a method of every `tf.data.Dataset`. Not a collective, but each rank
-    that calls it gets its own elements.
+    It is also a method of every `tf.data.Dataset`. It is not collective, but
+    each rank that calls it gets its own elements.
 
     Args:
         dataset: The dataset; what follows the result runs on this rank.
         compute_config: The configuration that the compute job has written.
         rank: The training job's rank.
-        size: Its size; needed for `round_robin`.
+        size: The training job's size; needed for `round_robin`.
         processing_mode: See `tf.data.experimental.service.distribute`. With
-            "distributed_epoch" the workers share out the dataset's elements;
-            with "parallel_epochs" each has all of them.
+            "distributed_epoch" the workers divide the elements among them; with
+            "parallel_epochs" each worker has all elements.
         reuse_dataset: If true, all ranks of a dispatcher share one run of the
-            dataset, and no element is taken twice. Otherwise each has one for
-            itself.
+            dataset, and no element is taken twice. Otherwise each rank has a
+            run of its own.
         round_robin: With `reuse_dataset`, whether ranks take turns in a fixed
             order; `dataset` must be infinite.
 
@@ -199,8 +199,8 @@ def send_to_data_service(
     Raises:
         RuntimeError: The dispatchers are on the training side: use
             `tf_data_service`.
-        ConnectionError: See `tf_data_service`.
-        IndexError: See `tf_data_service`.
+        ConnectionError: As for `tf_data_service`.
+        IndexError: As for `tf_data_service`.
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
@@ -227,13 +227,14 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Serves as a rank of a compute job, until the config file is removed.
 
-    Every rank runs a worker. With `dispatcher_side="compute"` the first of each
-    dispatcher's runs that, too. Rank 0 writes the config file, and removes it
-    if the job fails. Collective: every rank of the job must call it;
-    `tfring.data.compute_worker` does all of it.
+    Every rank runs a worker. With `dispatcher_side="compute"` the first rank of
+    each dispatcher's workers also runs the dispatcher. Rank 0 writes the config
+    file, and removes it if the job fails. Collective: every rank of the job
+    must call it. The program `tfring.data.compute_worker` does all of this.
 
     Args:
-        compute_config: The same on every rank, without addresses.
+        compute_config: The configuration without addresses, the same on every
+            rank.
 
     Raises:
         TimeoutError: The training side has started no dispatcher in time.
@@ -263,13 +264,13 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         worker = tf.data.experimental.service.WorkerServer(
             tf.data.experimental.service.WorkerConfig(
                 dispatcher_address=address.removeprefix("grpc://"),
-                # %port% is TensorFlow's, for the port that it finds.
+                # TensorFlow replaces %port% by the port that it finds.
                 worker_address=f"{_own_host()}:%port%",
                 heartbeat_interval_ms=1000,
                 dispatcher_timeout_ms=config.timeout * 1000,
             )
         )
-        # Older TensorFlow has a public `stop` for dispatchers alone.
+        # In older TensorFlow only dispatchers have a public `stop`.
         servers.callback(worker._stop)
         barrier(name="compute_worker.started")
         if rank == 0 and on_compute_side:
@@ -286,20 +287,19 @@ def _start_dispatcher(servers: contextlib.ExitStack) -> str:
     """Runs a dispatcher until `servers` ends; returns its address."""
     server = tf.data.experimental.service.DispatchServer()
     servers.callback(server.stop)
-    # The dispatcher calls itself localhost, a name by which other machines do
-    # not find it.
+    # The dispatcher calls itself localhost, which is another machine elsewhere.
     return f"grpc://{_own_host()}:{server.target.rpartition(':')[2]}"
 
 
 def _own_host() -> str:
     name = socket.gethostname()
     ip = socket.gethostbyname(name)
-    # Debian's installer has a machine call itself 127.0.1.1.
+    # Debian's installer maps a machine's name to 127.0.1.1.
     return name if ip.startswith("127.") else ip
 
 
 def _check_answers(address: str, config: TfDataServiceConfig) -> None:
-    """Raises an error where TensorFlow would try again and again."""
+    """Raises an error if nobody answers; TensorFlow would retry forever."""
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), config.timeout).close()
@@ -311,10 +311,10 @@ def _check_answers(address: str, config: TfDataServiceConfig) -> None:
 
 
 def _beside(config: TfDataServiceConfig, name: str) -> Path:
-    """A file of the training side's dispatchers.
+    """Returns the path of a file of the training side's dispatchers.
 
-    "dispatcher0" has the address of that one; "workers" says that all workers
-    have registered with theirs.
+    The file "dispatcher0" has the address of the first dispatcher. The file
+    "workers" says that all workers have registered with their dispatchers.
     """
     return Path(f"{config.configfile}.{name}")
 
@@ -344,5 +344,5 @@ def _write(path: Path, text: str) -> None:
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    # A reader must not see half of the file.
+    # Replace the file at once, so that no reader sees half of it.
     Path(unfinished).replace(path)

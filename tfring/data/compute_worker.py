@@ -24,7 +24,8 @@ def main(
     """Runs one rank of a compute job, to its end. Collective.
 
     Args:
-        dispatchers: How many; the number of ranks must be a multiple of it.
+        dispatchers: The number of dispatchers, of which the number of ranks
+            must be a multiple.
         dispatcher_side: See `TfDataServiceConfig`.
         configfile: The file that rank 0 writes, and removes in the end.
         timeout: See `TfDataServiceConfig`.
@@ -56,7 +57,7 @@ def main(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line, by the names of `main`'s arguments."""
+    """Returns the parser, whose names are those of `main`'s arguments."""
     made = argparse.ArgumentParser(
         prog="python -m tfring.data.compute_worker",
         description="Runs a rank of a compute job for tf.data's service.",

@@ -17,8 +17,8 @@ from tfring._keras.data_orders import (
 )
 from tfring._ops.gather_json import gather_json
 
-# TensorFlow combines this seed with an operation's if `tf.random` has none. So
-# the order is that of `Dataset.shuffle(buffer_size, seed)`.
+# The seed that TensorFlow combines with an operation's if `tf.random` has none.
+# With it the order is that of `Dataset.shuffle(buffer_size, seed)`.
 _GLOBAL_SEED = 87654321
 
 
@@ -32,21 +32,21 @@ def shard(
 ) -> tf.data.Dataset:
     """Shuffles a dataset alike on all ranks, and gives each its part.
 
-    In every epoch the dataset gets a new order, the same on all ranks; of every
-    `size()` elements that follow each other the first is rank 0's, the next
-    rank 1's, and so on. No two ranks have the same element, and all have
-    equally many, so that they take equally many steps.
+    In every epoch the dataset gets a new order, the same on all ranks. Of every
+    `size()` consecutive elements the first is rank 0's, the next rank 1's, and
+    so on. No two ranks have the same element, and all ranks have equally many,
+    so that they take equally many steps.
 
-    The elements that are left over when the dataset does not divide by the
-    number of ranks, fewer than `size()`, are dropped or padded. With a new
-    order in every epoch they differ each time. For `tfring.metrics`, which
-    takes unequal parts, they are kept.
+    If the number of elements is not a multiple of `size()`, the remaining
+    elements are dropped or padded. With a new order in every epoch these are
+    other elements each time. For `tfring.metrics`, which takes unequal parts,
+    keep them.
 
-    Every rank reads all shuffled elements. So shard small ones, file names or
-    indices, and load, `map`, `batch` and `prefetch` after it. Each new iterator
-    has a new order: iterate over the result equally often on every rank. It
-    does not depend on `tf.random.set_seed` or `keras.utils.set_random_seed`,
-    which may have other seeds on every rank.
+    Every rank reads all shuffled elements. So shard small elements, such as
+    file names or indices, and load, `map`, `batch` and `prefetch` afterwards.
+    Each new iterator has a new order: iterate over the result equally often on
+    every rank. It does not depend on `tf.random.set_seed` or
+    `keras.utils.set_random_seed`, which may have other seeds on every rank.
 
     In training that resumes in the middle of an epoch, perhaps with another
     number of ranks, `seed` is the epoch's and `skip` the number of elements
@@ -57,24 +57,24 @@ def shard(
 
     The ranks compare the seeds of all shuffles before it, and the first
     elements of arrays in memory; a `tfring.DifferentOrdersWarning` says where
-    orders may differ. Elements from elsewhere, such as a Python generator's,
-    are not compared: `shard` reads none.
+    orders may differ. Other elements, such as those of a Python generator, are
+    not compared, because `shard` reads no elements.
 
     Args:
-        dataset: Elements, not batches, in the same order on every rank. So a
-            `shuffle` before needs a seed, and `list_files` `shuffle=False`. May
-            be infinite, or of unknown cardinality.
+        dataset: Elements, not batches, in the same order on every rank. So an
+            earlier `shuffle` needs a seed, and `list_files` needs
+            `shuffle=False`. The dataset may be infinite, or of unknown
+            cardinality.
         seed: The seed of the orders. None leaves the order as it is, in every
             epoch.
-        remainder: "drop" leaves out the elements that are left over. "pad"
-            keeps them, and gives the ranks that have none left one of them
-            again: for that one element two or more ranks agree. "keep" leaves
+        remainder: "drop" leaves out the remaining elements. "pad" keeps them,
+            and repeats one of them on the ranks that have none. "keep" gives
             the first ranks one element more than the others.
         buffer_size: Elements in the buffer of the shuffle, as in
             `Dataset.shuffle`; by default all of them. Needed with a seed where
             the dataset is infinite or its cardinality is unknown.
-        skip: So many elements of the order are left out, before it is shared
-            out. For one epoch: it leaves them out in each.
+        skip: How many elements at the beginning of the order to leave out. Use
+            it for one epoch, because it leaves them out in every epoch.
 
     Returns:
         A dataset of this rank's elements. Its cardinality is known if
@@ -176,7 +176,7 @@ def _checked_buffer_size(buffer_size: int | None, cardinality: int) -> int:
 def _shuffle(
     dataset: tf.data.Dataset, buffer_size: int, seed: int
 ) -> tf.data.Dataset:
-    """`dataset.shuffle(buffer_size, seed)`, whatever the global seed is.
+    """Returns `dataset.shuffle(buffer_size, seed)` for any global seed.
 
     With `Dataset.shuffle`, ranks that have called `tf.random.set_seed(rank())`
     would have different orders, and elements in common.
@@ -193,7 +193,7 @@ def _shuffle(
         seed2=tf.constant(seed, tf.int64),
         seed_generator=tf.raw_ops.DummySeedGenerator(),
         reshuffle_each_iteration=True,
-        **dataset._flat_structure,  # TensorFlow's own datasets do the same.
+        **dataset._flat_structure,  # as in TensorFlow's datasets
     )
     return tf.data.experimental.from_variant(
         shuffled, dataset.element_spec
@@ -205,7 +205,7 @@ def _one_of_each(
 ) -> tf.data.Dataset:
     """Takes the element at `rank` of every `size`; fewer are repeated.
 
-    Without batches of elements, which may differ in shape.
+    It makes no batches, because elements may differ in shape.
     """
     spec = dataset.element_spec
     are_none: list[bool] = []

@@ -1,7 +1,7 @@
 """load_model: loads a Keras model, and distributes its optimizer again.
 
-It is here because a file may have a layer of this package, which must then be
-registered with Keras.
+It is in this package because a file may contain a layer of it, which must then
+be registered with Keras.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ def load_model(
 ) -> Any:
     """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.
 
-    `keras.models.load_model` loads a model that was trained with tfring, too,
+    `keras.models.load_model` also loads a model that was trained with tfring,
     but with its plain optimizer: each rank would train alone, and get a
     `tfring.NotDistributedWarning`. The optimizer's state, such as momenta and
     iterations, is loaded from the file, and with `sync=tfring.DiLoCo(...)` the
-    outer optimizer's, too. A file of a training without rounds has no such
-    state, and the outer optimizer begins anew. This function makes no
+    outer optimizer's state, too. A file of a training without rounds lacks that
+    state, and the outer optimizer starts without one. This function makes no
     collective calls: every rank that trains calls it, or gets the weights from
     `BroadcastGlobalVariablesCallback`.
 
     Args:
         filepath: A `.keras` file. From `.h5`, Keras 3 does not load the
             optimizer's state.
-        custom_optimizers: Optimizer classes of your own that are not
-            registered with Keras.
+        custom_optimizers: Optimizer classes of your own that are not registered
+            with Keras.
         custom_objects: Other classes and functions, by name.
-        compression: See `DistributedOptimizer`.
-        legacy_opts: False. Keras 3 does not have the older optimizers.
+        compression: As for `DistributedOptimizer`.
+        legacy_opts: Must be False, because Keras 3 lacks the older optimizers.
         **options: All other arguments of `DistributedOptimizer`, which a file
             does not know. With `backward_passes_per_step`, for example, the
-            file has the number of passes, but takes their mean unless it
-            is given here again.
+            file has the number of passes, but takes their mean unless it is
+            given here again.
 
     Returns:
         The model. If it was saved without an optimizer, it has none.
@@ -104,7 +104,7 @@ def load_model(
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuses unknown options also where the file has no optimizer."""
+    """Refuses unknown options, even if the file has no optimizer."""
     known = list(inspect.signature(DistributedOptimizer).parameters)
     known.remove("optimizer")
     unknown = [name for name in options if name not in known]

@@ -1,12 +1,13 @@
 """ShardedEmbedding: a table of which each rank has some rows.
 
 Note [Ids out of range]: a rank that raised an error for an id alone would leave
-the remaining ranks waiting for its rows. So it sends that id to all ranks, in
-place of the ids that it looks up, and every rank raises the error.
+the remaining ranks waiting for its rows. So it sends the id to all ranks, in
+place of the ids to look up, and every rank raises the error.
 
-Note [Rows of several ranks]: several ranks may look the same row up. Their
-gradients are added up on the row's owner before the optimizer gets them, since
-Adam and Adagrad square them. Each rank adds up its own before it sends them.
+Note [Rows of several ranks]: several ranks may look up the same row. The owner
+of the row adds up their gradients before the optimizer gets them, because Adam
+and Adagrad square gradients. Each rank adds up its own gradients of a row
+before it sends them.
 """
 
 from __future__ import annotations
@@ -37,35 +38,35 @@ _BLOCK_ELEMENTS = 1 << 22
 class ShardedEmbedding(keras.layers.Layer):
     """`keras.layers.Embedding` with the rows shared out between the ranks.
 
-    Row `i` is on rank `i % size()`, and so are the optimizer's states for it.
-    A rank sends the distinct ids of its batch to their owners, which send the
-    rows; the rows' gradients take the way back. So each rank needs `1 / size()`
-    of the memory, and a step sends the rows that it looks up, however large the
-    table is. Training equals `keras.layers.Embedding` in one process with the
-    batches of all ranks and a dense gradient, within rounding.
+    Row `i` is on rank `i % size()`, and so are the optimizer's states for it. A
+    rank sends the distinct ids of its batch to the owners of the rows, which
+    send the rows; the gradients of the rows are sent back. So each rank needs
+    `1 / size()` of the memory, and a step sends the rows that it looks up,
+    however large the table is. Training equals `keras.layers.Embedding` in one
+    process with the batches of all ranks and a dense gradient, within rounding.
 
     Use it as any layer, with `tfring.DistributedOptimizer` or
     `tfring.DistributedGradientTape`: both know that its rows are each rank's
     own, and take the gradient of the mean over the ranks, or of the sum with
     `op=tfring.Sum`. The optimizer must update element by element, such as SGD,
-    Adagrad and Adam, without `clipnorm` and `global_clipnorm`: with a tape
+    Adagrad and Adam, without `clipnorm` and `global_clipnorm`: with a tape,
     clip by `tfring.clip_by_global_norm`.
 
     Collective, in inference too: every rank must call it equally often. A
     rank's ids may have any number and shape, and may be none. It is not for
     XLA: Keras's `jit_compile="auto"` is False with it.
 
-    Files have the whole table, and load on any number of ranks. In `fit`
-    Keras's callbacks that save need nothing else; elsewhere save within
+    Files have the whole table, and load on any number of ranks. Keras's
+    callbacks that save in `fit` need nothing else; elsewhere save within
     `tfring.whole_states(model)`. `tfring.load_model` knows the layer;
-    `keras.models.load_model` only after a program has used its name.
+    `keras.models.load_model` knows it once the program has used its name.
 
     Args:
         input_dim: The number of rows.
         output_dim: The number of columns.
         embeddings_initializer: Makes the initial rows, some thousands of rows
             at a time. With a seed, the same on any number of ranks.
-        mask_zero: See `keras.layers.Embedding`.
+        mask_zero: As for `keras.layers.Embedding`.
         **kwargs: All arguments of `keras.layers.Layer`.
 
     Raises:
@@ -95,7 +96,7 @@ class ShardedEmbedding(keras.layers.Layer):
     """
 
     built: bool
-    has_row_shards = True  # Read where `fit` begins.
+    has_row_shards = True  # read when `fit` begins
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.supports_jit = False
-        self.autocast = False  # Ids may be floats, which must not be rounded.
+        self.autocast = False  # ids may be floats, not to be rounded
 
     def build(self, input_shape: Any = None) -> None:
         del input_shape
@@ -205,7 +206,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
-        # Older versions of Keras do not know the argument.
+        # Older versions of Keras lack the argument.
         ragged = {"ragged": True} if getattr(inputs, "ragged", False) else {}
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape),
@@ -224,7 +225,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return table
 
     def set_table(self, values: Any) -> None:
-        """Takes the rows of a whole table, such as pretrained vectors.
+        """Sets the rows from a whole table, such as pretrained vectors.
 
         Call it on every rank with the same values, or on rank 0 before a
         broadcast.
@@ -233,7 +234,7 @@ class ShardedEmbedding(keras.layers.Layer):
             values: An array of shape (`input_dim`, `output_dim`).
 
         Raises:
-            ValueError: It has another shape.
+            ValueError: `values` has another shape.
         """
         self.build()
         self._own_rows().load(np.asarray(values))
@@ -363,7 +364,7 @@ def _checks(
 
 @tf.custom_gradient
 def _repeated(rows: tf.Tensor, numbers: tf.Tensor) -> Any:
-    """`tf.gather`, whose gradient is added up at once, without a warning."""
+    """Returns `tf.gather`, with a dense gradient and without a warning."""
 
     def gradient(upstream: Any) -> tuple[tf.Tensor, None]:
         return (

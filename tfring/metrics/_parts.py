@@ -1,4 +1,4 @@
-"""Ranks without data, and errors, of `evaluate` and `predict`."""
+"""Ranks without data, and errors, in `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def has_samples(x: Any) -> bool:
-    """Tells whether a rank has any data; Keras needs some.
+    """Tells whether a rank has any data, without which Keras raises.
 
     If a dataset's cardinality is unknown, its first element is read.
     """
@@ -22,7 +22,7 @@ def has_samples(x: Any) -> bool:
         return cardinality != 0
     if isinstance(x, keras.utils.PyDataset):
         return bool(x.num_batches != 0)
-    # Shapes are asked, because sparse matrices have no length.
+    # Ask for shapes, because sparse matrices have no length.
     leaves = [leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")]
     return all(tuple(leaf.shape[:1]) != (0,) for leaf in leaves)
 
@@ -39,8 +39,8 @@ def raise_errors(
 
     Args:
         function: The function called, for messages.
-        own: This rank's.
-        everyones: By rank, the same on all of them.
+        own: The error of this rank, or None.
+        everyones: The errors by rank, as text, the same on all ranks.
 
     Raises:
         Exception: This rank's error, or a `RuntimeError` with another rank's.

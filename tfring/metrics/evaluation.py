@@ -28,7 +28,7 @@ from tfring.metrics._parts import as_text, has_samples, raise_errors
 
 _FUNCTION = "tfring.metrics.evaluate"
 
-# The values by which a rank without data changes nothing.
+# The values of a rank without data, which do not change a reduction.
 _NEUTRAL = {
     ReduceOp.Sum: 0.0,
     ReduceOp.Max: -np.inf,
@@ -52,15 +52,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a model on all ranks' data, each rank on its own part.
 
-    The results equal one process's with all the data, up to rounding: every
-    rank calls `model.evaluate`, and the states of the metrics, such as how many
-    samples were right and how many there were, are added up before the results
-    are computed. So AUC, a root of a mean and weighted metrics are right, too,
-    however unequal the parts are. A rank may have no data.
+    The results equal those of one process with all the data, up to rounding:
+    every rank calls `model.evaluate`, and the states of the metrics, such as
+    the numbers of correct and of all samples, are added up before the results
+    are computed. So AUC, a root of a mean and weighted metrics are correct,
+    too, however unequal the parts are. A rank may have no data.
 
     That holds for Keras's own metrics, subclasses of them that inherit
     `update_state`, and subclasses of `keras.metrics.Mean` and `Sum` that add no
-    variables. How the state of any other is put together is said by `merge`.
+    variables. For other metrics, `merge` says how to combine the states.
 
     Collective: every rank must call it, with the same weights in the model.
 
@@ -68,25 +68,26 @@ def evaluate(
         model: A compiled Keras model.
         x: This rank's part: a dataset, such as `tfring.data.shard` gives,
             arrays, or any other input of `model.evaluate`. None or an empty
-            one: this rank has no data.
-        y: See `model.evaluate`, also for the next ones.
+            input: this rank has no data.
+        y: As for `model.evaluate`, like the arguments below.
         batch_size: How many samples are evaluated at a time.
-        verbose: Rank 0 alone shows a progress bar, of its own part.
+        verbose: As for `model.evaluate`. Only rank 0 shows a progress bar, of
+            its own part.
         sample_weight: Weights of the samples in `x`.
         steps: How many batches of an infinite dataset are evaluated.
-        callbacks: Are called on this rank, about its part.
-        merge: By the name of a metric how the ranks' values of its variables
-            are reduced: `tfring.Sum`, `Max`, `Min` or `Product`. Must agree
+        callbacks: Callbacks, which are called on this rank for its part.
+        merge: How to reduce the ranks' values of a metric's variables, by the
+            metric's name: `tfring.Sum`, `Max`, `Min` or `Product`. Must agree
             across ranks.
         process_set: Which ranks evaluate together.
 
     Returns:
-        By the name of a metric its result, the same on all ranks: a number, or
-        an array where the metric gives one. The loss is "loss".
+        The result of each metric by its name, the same on all ranks: a number,
+        or an array if the metric returns one. The loss is "loss".
 
     Raises:
         Exception: Any error of `model.evaluate` on this rank.
-        RuntimeError: It raised an error on another rank.
+        RuntimeError: `model.evaluate` raised an error on another rank.
         TypeError: `merge` is not a dictionary of these reductions.
         ValueError: On every rank: none has data, ranks have different metrics,
             a metric's state cannot be merged, or the model's `test_step`
@@ -127,7 +128,7 @@ def evaluate(
             )
             state = state_of(model)
             kinds, strange = _kinds(model, merge), _strange(model, logs)
-    except Exception as raised:  # The other ranks wait.
+    except Exception as raised:  # the other ranks wait
         error = raised
     everyones = gather_by_rank(
         {
@@ -151,11 +152,11 @@ def evaluate(
                 name: float_or_array(value)
                 for name, value in model.get_metrics_result().items()
             }
-        except Exception as raised:  # A metric's own code may raise anything.
+        except Exception as raised:  # a metric's code may raise anything
             problem = as_text(raised)
         set_state(model, state)
-    # One rank's values are taken: a rank without data may have metrics without
-    # variables.
+    # Take one rank's results, because a rank without data may have metrics
+    # without variables.
     results, problem = broadcast_object(
         (results, problem),
         root,
@@ -186,7 +187,7 @@ def _checked_merge(
 
 
 def _kinds(model: Any, merge: Mapping[str, ReduceOp]) -> list[Any]:
-    """Name, class, reduction and shapes of each metric."""
+    """Returns the name, class, reduction and shapes of each metric."""
     kinds = []
     for metric in metrics_of(model):
         op = merge.get(metric.name)
@@ -199,17 +200,18 @@ def _kinds(model: Any, merge: Mapping[str, ReduceOp]) -> list[Any]:
 
 
 def _strange(model: Any, logs: Mapping[str, Any]) -> list[str]:
-    """The names of a `test_step`'s results that are not from metrics."""
+    """Returns the names of `test_step`'s results that are no metrics."""
     return sorted(set(logs) - set(model.get_metrics_result()))
 
 
 def _checked(
     everyones: dict[int, Any], merge: Mapping[str, ReduceOp]
 ) -> tuple[int, list[Any]]:
-    """The first rank with data, and its metrics.
+    """Returns the first rank with data, and its metrics.
 
     Raises:
-        ValueError: The same on every rank.
+        ValueError: No rank has data, or metrics do not fit. It is raised on
+            every rank.
     """
     with_data = {
         rank: each for rank, each in everyones.items() if each["metrics"]
@@ -254,7 +256,7 @@ def _checked(
 
 
 def _merged(state: State, metrics: list[Any], process_set: ProcessSet) -> State:
-    """The states of all ranks in one; a rank without data has an empty state.
+    """Merges the ranks' states; a rank without data has an empty state.
 
     The metrics are those of `_kinds`, the same on all ranks.
     """

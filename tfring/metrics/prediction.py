@@ -31,10 +31,10 @@ def predict(
     order: Literal["dealt", "blocks"] = "dealt",
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Predicts on all ranks, each for its part, and gives every rank the whole.
+    """Predicts on all ranks, each for its part; all ranks get all results.
 
-    Every rank calls `model.predict`; the predictions are then gathered and put
-    into the order that the samples had before they were shared out. A rank may
+    Every rank calls `model.predict`. The predictions are then gathered, and put
+    into the order that the samples had before they were distributed. A rank may
     have no data.
 
     Collective: every rank must call it, with the same weights in the model.
@@ -42,16 +42,17 @@ def predict(
     Args:
         model: A Keras model.
         x: This rank's part: a dataset, arrays, or any other input of
-            `model.predict`. None or an empty one: this rank has no data.
-        batch_size: See `model.predict`, also for the next ones.
-        verbose: Rank 0 alone shows a progress bar, of its own part.
+            `model.predict`. None or an empty input: this rank has no data.
+        batch_size: As for `model.predict`, like the arguments below.
+        verbose: As for `model.predict`. Only rank 0 shows a progress bar, of
+            its own part.
         steps: How many batches of an infinite dataset are used.
-        callbacks: Are called on this rank, about its part.
-        order: How the samples were shared out. "dealt": one after the other,
-            as `tfring.data.shard` and `x[rank()::size()]` do, to all ranks of
-            `process_set`. Batch after that: whole batches that are dealt out
-            cannot be told from samples. "blocks": each rank has a contiguous
-            part, as from `np.array_split`. Must agree across ranks.
+        callbacks: Callbacks, which are called on this rank for its part.
+        order: How the samples were distributed. "dealt": one after the other to
+            the ranks of `process_set`, as by `tfring.data.shard` and
+            `x[rank()::size()]`. Batch the samples after that, because dealt
+            batches cannot be told from samples. "blocks": each rank has a
+            contiguous part, as from `np.array_split`. Must agree across ranks.
         process_set: Which ranks predict together.
 
     Returns:
@@ -62,7 +63,7 @@ def predict(
 
     Raises:
         Exception: Any error of `model.predict` on this rank.
-        RuntimeError: It raised an error on another rank.
+        RuntimeError: `model.predict` raised an error on another rank.
         TypeError: An output is ragged or sparse, or of a dtype that `allgather`
             does not take, or the outputs are in a class that cannot be pickled.
         ValueError: `order` is neither of these; or, on every rank, none has
@@ -100,7 +101,7 @@ def predict(
                 callbacks=callbacks,
             )
             own = _described(outputs)
-    except Exception as raised:  # as the others wait
+    except Exception as raised:  # the other ranks wait
         error = raised
     everyones = allgather_object(
         (runtime.rank(), own, as_text(error)),
@@ -129,7 +130,7 @@ def predict(
 
 
 def _described(outputs: Any) -> tuple[Any, list[Any], int]:
-    """The structure, dtype and shape of each leaf's rows, and their number."""
+    """Returns the outputs' structure, dtypes and row shapes, and the rows."""
     leaves = keras.tree.flatten(outputs)
     for leaf in leaves:
         if not isinstance(leaf, np.ndarray):
@@ -146,7 +147,7 @@ def _described(outputs: Any) -> tuple[Any, list[Any], int]:
     structure = keras.tree.map_structure(lambda _: 0, outputs)
     try:
         pickle.dumps(structure)
-    except Exception as error:  # as the others wait
+    except Exception as error:  # the other ranks wait
         raise TypeError(
             f"{_FUNCTION}: the outputs' {type(outputs).__name__!r} cannot be "
             f"pickled for ranks without data: {error}. Define the classes of "
@@ -160,7 +161,7 @@ def _described(outputs: Any) -> tuple[Any, list[Any], int]:
 
 
 def _checked(of_ranks: dict[int, Any]) -> tuple[Any, list[Any]]:
-    """The structure of all outputs, and dtype and shape of each one's rows."""
+    """Returns the structure of all outputs, and their dtypes and row shapes."""
     with_data = {rank: of for rank, of in of_ranks.items() if of is not None}
     if not with_data:
         raise ValueError(
@@ -180,7 +181,7 @@ def _checked(of_ranks: dict[int, Any]) -> tuple[Any, list[Any]]:
 
 
 def _places(counts: list[int], order: str) -> Any:
-    """The place of each gathered row in the whole."""
+    """Returns the index of each gathered row in the whole."""
     if order == "blocks":
         return np.arange(sum(counts))
     places = np.concatenate(
