@@ -4,15 +4,15 @@
   tfringrun -np 2 tfring-bench model --preset=resnet50 --json=resnet50.json
   tfring-bench predict --ranks=512 --per_node=8 --gbits=100
 
-COMMAND is a collective, which is measured by size, from 4 bytes to 64 MiB; or
-`model`: all gradients of a known model, as a training step reduces them; or
-`predict`: how long that would take on a cluster, without ranks.
+COMMAND is a collective, which is measured from 4 bytes to 64 MiB; or `model`,
+which reduces all gradients of a known model as a training step does; or
+`predict`, which computes how long that would take on a cluster, without ranks.
 
 Results are checked before anything is timed. All contestants take turns in each
-round. A time is the median over the rounds, of the slowest rank's time in each.
-algbw is bytes by time; busbw is algbw times the share of the bytes that has to
-leave each rank, as in nccl-tests. CPU is the time of all threads of a rank for
-one operation; sent are the bytes of a rank's messages for it.
+round. A time is the median over the rounds of the slowest rank's time. algbw is
+bytes per time; busbw is algbw times the share of the bytes that has to leave
+each rank, as in nccl-tests. CPU is the time of all threads of a rank for one
+operation, and sent are the bytes of the rank's messages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tfring.bench.kinds import KINDS
 from tfring.bench.measure import measure
 from tfring.bench.statistics import Row
 
-# Modules that need TensorFlow are imported in functions, so that flags are
-# checked and --help is shown at once.
+# Functions import the modules that need TensorFlow, so that flags are checked
+# and --help is shown at once.
 
 _MODES = ("eager", "function", "jit", "inplace")
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     options = _parse(arguments)
     if options.command == "predict":
-        # TensorFlow's library would greet whoever loads it.
+        # Otherwise TensorFlow prints a message when it is loaded.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         print(predict.run(options))
         return 0
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Checks the command line, before TensorFlow is loaded for it."""
+    """Parses and checks the command line, before TensorFlow is loaded."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command == "predict":
@@ -257,7 +257,7 @@ def _present_peers(names: Sequence[str], dtype: str) -> list[str]:
 
 
 class _Progress:
-    """Shows a bar on rank 0; in a file, a line every five seconds."""
+    """A bar on rank 0's terminal; in a file, a line every five seconds."""
 
     def __init__(self, total: int) -> None:
         import keras

@@ -1,4 +1,4 @@
-"""`tfring-bench allreduce` and its like: a collective, by size and by mode."""
+"""The contestants of `tfring-bench allreduce` and other collectives."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Problem:
 
     kind: str
     mine: np.ndarray[Any, Any]  # this rank's input
-    expected: np.ndarray[Any, Any]  # and its result
-    # The bytes that all ranks together give, or get, once, as in nccl-tests.
+    expected: np.ndarray[Any, Any]  # this rank's result
+    # The bytes that all ranks together give or get, counted once as in
+    # nccl-tests.
     count_bytes: int
 
     @classmethod
@@ -53,7 +54,7 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
     x = tf.constant(problem.mine)
     operation = _operation(problem.kind)
 
-    # A `tf.function` of a partial function looks at all of its arguments.
+    # A `tf.function` of a partial would check all of its arguments.
     def traced(x: tf.Tensor) -> Any:
         return operation(x)
 
@@ -86,7 +87,7 @@ class Empty(Simple):
 
 
 def empty_function(tensors: Any, arrays: Any) -> Empty:
-    """Returns a contestant whose `tf.function` returns its arguments."""
+    """Returns a contestant whose `tf.function` only returns its arguments."""
     function = tf.function(lambda x: tf.nest.map_structure(tf.identity, x))
     return Empty("empty function", lambda: function(tensors), arrays)
 
@@ -107,7 +108,7 @@ class InPlace(Contestant):
         super().__init__("tfring in place")
         self.operations_per_call = 1 + self._CHAIN
         self._tensors = list(tensors)
-        # These are whole numbers times a power of the size. At worst they
+        # Values are whole numbers times a power of the size. At worst they
         # overflow to infinity in float16, on all ranks alike.
         factor = tfring.size() ** self._CHAIN
         self._expected = [total * factor for total in totals]

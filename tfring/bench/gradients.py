@@ -38,9 +38,9 @@ def contestants(
     sums: Sequence[np.ndarray[Any, Any]],
     modes: Sequence[str],
 ) -> list[Contestant]:
-    """Reduces them with tfring, in each of `modes`.
+    """Returns contestants that reduce the arrays in each of `modes`.
 
-    A `tf.function` reduces them as `DistributedOptimizer` does.
+    In a `tf.function` the arrays are reduced as by `DistributedOptimizer`.
     """
     gradients = [tf.constant(array) for array in mine]
     result: list[Contestant] = []

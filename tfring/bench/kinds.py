@@ -19,24 +19,25 @@ class Kind:
     """A collective on equal shares, and each rank's result."""
 
     # The share of the collective's bytes, as nccl-tests counts them, that has
-    # to leave each rank, by the number of ranks. The bytes moved in a second,
-    # times this, are the bus bandwidth: for any number of ranks, it can be
-    # compared with the speed of a link.
+    # to leave each rank, by the number of ranks. The algorithm bandwidth times
+    # this share is the bus bandwidth, which can be compared with the speed of a
+    # link for any number of ranks.
     # Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     bus_factor: Callable[[int], float]
-    # From the arrays of all ranks, and the rows that are this rank's share.
+    # Computes this rank's result from the arrays of all ranks and the slice of
+    # this rank's share.
     result: Callable[[Sequence[Array], slice], Array]
     # Arguments of `tfring`'s function besides the array and `op`.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     reduces: bool = False
-    # XLA, which needs static shapes, can compile it.
+    # True if XLA, which needs static shapes, can compile the collective.
     with_jit: bool = False
-    # A rank's input is only a share.
+    # True if the input of a rank is only a share of the array.
     brings_share: bool = False
-    # The array is cut into a share for each rank.
+    # True if the array is cut into a share for each rank.
     shares: bool = False
-    # mpi4py's method of the world, from one buffer to another; None: it has
-    # one buffer.
+    # The method of mpi4py's communicator from one buffer to another; None for
+    # methods of one buffer.
     mpi: str | None = None
 
 

@@ -26,12 +26,12 @@ from tfring.bench.statistics import Row, Spread
 _TURN_SECONDS = 0.05
 _MOST_CALLS = 200
 _WARM_UP_CALLS = 3
-# A call that takes longer needs no second one to warm up.
+# A call that takes longer than this needs no second call to warm up.
 _LONG_CALL_SECONDS = 0.5
 
 
 class Contestant(abc.ABC):
-    """Does the measured task with one library; every rank takes part."""
+    """Does a task with one library, to be timed. Every rank takes part."""
 
     # A contestant that does nothing has no bandwidth.
     moves_bytes = True
@@ -85,7 +85,8 @@ def expect(result: Any, expected: Any, relative: float = 0) -> None:
     """Compares arrays, or lists of them; an expected None matches anything.
 
     Raises:
-        AssertionError: They differ, by more than the part `relative`.
+        AssertionError: They differ by more than `relative` of the expected
+            value.
     """
     if isinstance(expected, list | tuple):
         for part, expected_part in zip(result, expected, strict=True):
@@ -122,7 +123,7 @@ def measure(
         rounds: The number of turns of each contestant.
         case: The name of their task, for the rows.
         count_bytes: The number of bytes they move; 0 leaves out bandwidths.
-        bus_factor: See `kinds.Kind`.
+        bus_factor: `kinds.Kind.bus_factor` for this number of ranks.
         progress: Called after each round.
 
     Returns:
@@ -195,8 +196,8 @@ def sent_bytes() -> int:
 
 
 def _gathered(value: Any) -> list[Any]:
-    """Returns the values of all ranks, also in a job without MPI."""
-    # Imported here, so that flags and --help need not wait for TensorFlow.
+    """Returns the values of all ranks, in a job with or without MPI."""
+    # Imported here, so that checking flags and --help do not load TensorFlow.
     from tfring._ops.gather_json import gather_json
 
     return gather_json(value, name="tfring-bench")
@@ -219,10 +220,10 @@ def _check(contestant: Contestant, case: str) -> None:
 def _added_bytes(contestant: Contestant, before: int, calls: int) -> int | None:
     """Returns the peak memory of a few calls beyond `before`."""
     try:
-        # Resets the peak to the memory in use now.
+        # Writing 5 resets the peak to the memory in use now.
         Path("/proc/self/clear_refs").write_text("5")
         is_reset = True
-    except OSError:  # This is no Linux, or it does not allow that.
+    except OSError:  # not on Linux, or not permitted
         is_reset = False
     contestant.seconds(calls)
     added = _memory_bytes("VmHWM") - before

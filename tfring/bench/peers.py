@@ -1,6 +1,6 @@
 """Other libraries with the same collectives, measured in the same rounds.
 
-Each takes NumPy arrays, one by one. To add a library, add a function to
+Each library takes NumPy arrays, one by one. To add a library, add a function to
 `PEERS`, and its requirements to `missing`.
 """
 
@@ -21,7 +21,7 @@ from tfring.bench.measure import Contestant, Simple
 # The dtypes that NumPy and most libraries support.
 _DTYPES = ("float32", "float64", "int32", "int64")
 
-# The call itself, and the array that its result is then in.
+# A function that makes the call, and the array that has the result afterwards.
 Call = tuple[Callable[[], Any], Array]
 
 
@@ -34,7 +34,7 @@ def _mpi(
         kind: "allreduce", ...
         mine: This rank's input.
         expected: An array with the shape and dtype of this rank's result.
-        in_place: If the result takes the input's place.
+        in_place: Whether the result replaces the input.
     """
     MPI = native.mpi()  # noqa: N806
     world = MPI.COMM_WORLD
@@ -107,7 +107,7 @@ def missing(peer: str, dtype: str) -> str | None:
 def contestants(
     peer: str, kind: str, mine: Sequence[Array], expected: Sequence[Array]
 ) -> list[Contestant]:
-    """Returns contestants for each variant of the collective that `peer` has.
+    """Returns a contestant for each variant of the collective in `peer`.
 
     Args:
         peer: One of `PEERS`, if it is not `missing`.
@@ -151,6 +151,6 @@ class _Together(Simple):
 
     def check(self) -> None:
         super().check()
-        # Sums in place grow from call to call.
+        # Reset the arrays, because sums in place grow with each call.
         for result in self._results:
             result.fill(0)

@@ -1,7 +1,7 @@
 """Draws the contestants of a benchmark, each in one colour in all plots.
 
-The ground is transparent and the text grey, so that a plot can be read on light
-and on dark pages. Every function needs matplotlib.
+The background is transparent and the text is grey, so that plots can be read on
+light and on dark pages. Every function needs matplotlib.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLOURS = {
     "empty": "#a06cd5",
 }
 TEXT_COLOUR = "#808080"
-# The keys are the rests of the names, up to a comma.
+# The keys are the second words of contestants' names, up to a comma.
 _DASHES = {"in place": "-", "function": "--", "jit": "-.", "eager": ":"}
 FONT_POINTS = 11
 

@@ -1,10 +1,10 @@
-"""`tfring-bench predict`: a step's communication on a cluster that is planned.
+"""`tfring-bench predict`: a step's communication on a planned cluster.
 
 Note [What is predicted]: the cost model by which tfring chooses algorithms
 (docs/scaling.md) gives the time of each bucket. Backpropagation is taken to
 produce gradients at a steady rate, by bytes, and buckets to be reduced one
-after the other as they become complete. What is left when backpropagation ends
-is not hidden.
+after the other as they become complete. Communication that remains when
+backpropagation ends is exposed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Cluster:
         return self.ranks // self.per_node
 
     def costs(self) -> list[float]:
-        """Returns the numbers of `Costs` in C++: seconds, and by byte."""
+        """Returns the fields of `Costs` in C++: seconds, seconds per byte."""
         within = self.node_latency_us * 1e-6
         across = self.latency_us * 1e-6
         by_byte = 8e-9 / self.gbits
-        # One step in `per_node` of a ring over all ranks leaves the node.
+        # In a ring over all ranks one of `per_node` links leaves the node.
         mean = ((self.per_node - 1) * within + across) / self.per_node
         shared = 1 if self.link_per_rank else self.per_node
         return [
@@ -61,10 +61,11 @@ class Prediction:
     """The reductions of a step.
 
     Attributes:
-        seconds: Of all of them, one after the other.
-        plans: The algorithms, without repetition.
-        buckets: Their number.
-        exposed_seconds: What is left when backpropagation ends.
+        seconds: The time of all reductions, one after the other.
+        plans: The names of the algorithms, without repetition.
+        buckets: The number of reductions.
+        exposed_seconds: The time of communication that remains when
+            backpropagation ends.
     """
 
     seconds: float

@@ -23,9 +23,9 @@ _HEADINGS = (
 def table(rows: Sequence[Row]) -> str:
     """Returns headings and a line for each row, without empty columns.
 
-    CPU is the time that all threads of a rank were busy. Sent are the bytes of
-    a rank's messages. Memory is the peak that calls added to the memory in use,
-    results included.
+    CPU is the busy time of all threads of a rank. Sent is the size of a rank's
+    messages. Memory is the peak that calls have added to the memory in use,
+    including results.
     """
     lines = [list(_HEADINGS)]
     for row in rows:
@@ -49,7 +49,7 @@ def table(rows: Sequence[Row]) -> str:
     widths = [max(map(len, column)) for column in columns]
     shown = []
     for cells in zip(*columns, strict=True):
-        # Words are aligned to the left, and figures to the right.
+        # Align words to the left, and figures to the right.
         aligned = [
             cell.ljust(width) if number < 2 else cell.rjust(width)
             for number, (cell, width) in enumerate(

@@ -14,7 +14,7 @@ def parse_bytes(text: str) -> int:
     """Parses a size: `"64m"` and `"64M"` are 64 MiB, `"64"` is 64 bytes.
 
     Raises:
-        argparse.ArgumentTypeError: It is not such a size.
+        argparse.ArgumentTypeError: The text is not such a size.
     """
     number, unit = text.strip(), 0
     if number and number[-1].lower() in _UNITS:
@@ -65,7 +65,7 @@ def resnet50() -> list[Shape]:
 
     def convolution(kernel: int, inputs: int, filters: int) -> Iterator[Shape]:
         yield (kernel, kernel, inputs, filters)
-        # The scale and the offset of its batch normalization.
+        # The scale and the offset of the convolution's batch normalization.
         yield (filters,)
         yield (filters,)
 

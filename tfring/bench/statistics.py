@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The median of some rounds, with the least and the most."""
+    """The median, the minimum and the maximum of some rounds."""
 
     median: float
     least: float
@@ -24,20 +24,20 @@ class Spread:
 class Row:
     """The measurements of one contestant in one case."""
 
-    case: str  # what is done: "4 MiB"
+    case: str  # the task: "4 MiB"
     count_bytes: int
-    who: str  # and by whom: "tfring eager"
-    seconds: Spread  # a call, on the slowest rank of each round
-    cpu_seconds: float  # a call, of all of a rank's threads; the ranks' mean
-    # Bytes by second; 0 where no bytes are moved.
+    who: str  # the contestant: "tfring eager"
+    seconds: Spread  # per call, on the slowest rank of each round
+    cpu_seconds: float  # per call, of all threads; the mean over ranks
+    # Bytes per second; 0 if no bytes are moved.
     algorithm_bandwidth: float = 0.0
     bus_bandwidth: float = 0.0
-    # The bytes of a rank's messages for a call, without negotiation; the most
-    # of all ranks. 0 where tfring sends nothing.
+    # The bytes of messages per call, without negotiation, on the rank with the
+    # most. 0 if tfring sends nothing.
     sent_bytes: float = 0.0
-    # Growth of the memory in use from before the very first call to the
-    # peak of a call, the result included; the largest of the ranks. Buffers
-    # that are kept count for the first who needs them. None if not known.
+    # Growth of the memory in use from before the first call to the peak of a
+    # call, including the result, on the rank with the most. Buffers that are
+    # kept count for the contestant that needs them first. None if unknown.
     added_bytes: int | None = None
 
 
@@ -54,7 +54,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bandwidth(bytes_per_second: float) -> str:
-    """Formats a bandwidth in 1e9 bytes by second: 1.25 GB/s; "-" for none."""
+    """Formats a bandwidth in 1e9 bytes per second: 1.25 GB/s; "-" for 0."""
     if bytes_per_second == 0:
         return "-"
     return f"{bytes_per_second / 1e9:.2f} GB/s"

@@ -1,6 +1,6 @@
 """Reads the files that `tfring.start_timeline` records.
 
-For figures and a picture of one:
+This command prints figures and draws a picture:
 
     python -m tfring.timeline summarize FILE
 """

@@ -13,7 +13,7 @@ from tfring.timeline import summary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; returns its exit status."""
+    """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tfring.timeline",
         description="Shows what tfring.start_timeline, or TFRING_TIMELINE=FILE "

@@ -21,10 +21,10 @@ class OfRank:
     requests: int
     buckets: int
     count_bytes: int
-    seconds: float  # in which a bucket ran
-    # The part of it while no operation waited for its result.
+    seconds: float  # while a bucket ran
+    # The part of `seconds` in which no operation waited for a result.
     overlap: float
-    # The mean delay of its submissions behind the first rank's.
+    # The mean delay of the rank's submissions after the first rank's.
     late_seconds: float
 
 
@@ -44,7 +44,7 @@ class Summary:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that the others wait for most."""
+        """The rank for which the others wait most."""
         return max(self.ranks, key=lambda rank: self.ranks[rank].late_seconds)
 
 
@@ -107,7 +107,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
             ranks = len(ranks_of_set[event["args"]["process_set"]])
             moved_bytes = event["args"]["bytes"]
             if kind == "allgather":
-                # nccl-tests counts the result, which is of all ranks.
+                # As nccl-tests does, count the result, which is from all ranks.
                 moved_bytes *= ranks
             count_bytes += moved_bytes
             sent_bytes += event["args"]["sent_bytes"]
@@ -130,7 +130,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
 
 def _lateness(events: Sequence[dict[str, Any]], size: int) -> list[float]:
     """Returns each rank's mean delay in seconds, over all requests."""
-    # The n-th request of a name on one rank is the n-th on all.
+    # The n-th request of a name is the same collective on all ranks.
     submitted: dict[tuple[str, int, int], dict[int, float]] = {}
     seen: dict[tuple[int, str, int], int] = {}
     for event in sorted(events, key=lambda event: event.get("ts", 0)):
@@ -172,7 +172,7 @@ def _async_spans(
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:
-    """Returns the same moments as sorted spans that do not touch."""
+    """Returns the union of spans, as sorted spans that do not touch."""
     result: list[Span] = []
     for begin, end in sorted(spans):
         if result and begin <= result[-1][1]:
@@ -183,7 +183,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _intersection(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
-    """Returns the moments that are in both of two unions."""
+    """Returns the intersection of two unions of spans."""
     result: list[Span] = []
     i = j = 0
     while i < len(a) and j < len(b):
