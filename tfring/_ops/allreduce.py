@@ -86,8 +86,8 @@ def allreduce(
             itself.
         device_sparse: The same for `tf.IndexedSlices`.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
-            which larger floats are sent and reduced. Or a
-            `tfring.compression.Compressor` of your own.
+            which larger floats are sent and reduced. A
+            `tfring.compression.Compressor` of your own is also accepted.
         op: A `tfring.ReduceOp`; `tfring.Average` is the default, and
             `tfring.Adasum` takes only floating-point numbers. The average of
             integers is exact for all values and rounded towards zero; they are
@@ -95,9 +95,9 @@ def allreduce(
             before they are added, because the sum could overflow although the
             average does not: values smaller than 6e-5 times the number of ranks
             lose precision. Sums of integers wrap round.
-        prescale_factor: Multiplies the tensor before the reduction, in float64,
-            and is rounded to its dtype; integers towards zero, and they stop
-            at the ends of their range.
+        prescale_factor: Multiplies the tensor before the reduction. The product
+            is computed in float64 and rounded to the dtype: integers towards
+            zero, and limited to their range.
         postscale_factor: Multiplies the result in the same way. It is one
             multiplication with the division of an average.
         name: Identifies the call, and names the tensor in errors; within
@@ -107,8 +107,8 @@ def allreduce(
             names are.
         process_set: The ranks that take part. Only they may call it, and
             `size()` and averages refer to the set. By default all ranks.
-        ignore_name_scope: If True, the name is used without the name scope,
-            for scopes that differ between ranks.
+        ignore_name_scope: If True, the name is used without the name scope, for
+            scopes that differ between ranks.
 
     Returns:
         A tensor like `tensor`, or `tf.IndexedSlices`.
@@ -219,12 +219,12 @@ def _nameless_request(
     process_set_id: int | None,
     job: int,
 ) -> str | None:
-    """The request, but for its name, of an allreduce that is one operation.
+    """Returns the request, without a name, of an allreduce of one operation.
 
     Returns:
-        None, if there is more to do, or something is wrong.
+        None if the allreduce takes more operations, or an argument is invalid.
     """
-    del job, process_set_id  # The checks are repeated if one of these changes.
+    del job, process_set_id  # repeat the checks if one of these changes
     try:
         check_process_set("allreduce", process_set)
         compression = checked_compression("allreduce", compression, process_set)

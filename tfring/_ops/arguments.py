@@ -35,7 +35,7 @@ def checked_tensor(function: str, value: Any) -> tf.Tensor:
 
 
 def checked_tensors(function: str, tensors: Any) -> list[Any]:
-    """Returns a grouped collective's tensors, not yet checked one by one."""
+    """Returns a grouped collective's tensors as a list of unchecked values."""
     single = tf.Tensor | tf.IndexedSlices | tf.Variable | str | bytes
     if isinstance(tensors, single) or not isinstance(tensors, Iterable):
         instead = function.removeprefix("grouped_")
@@ -67,7 +67,7 @@ def check_rows_kept(
 
 
 def checked_op(function: str, op: Any, average: Any) -> Any:
-    """Returns the reduction that `op` and the older `average` ask for."""
+    """Returns the reduction for `op` and the deprecated `average`."""
     if average is None:
         return ReduceOp.Average if op is None else op
     if op is not None:
@@ -86,8 +86,7 @@ def checked_op(function: str, op: Any, average: Any) -> Any:
         f"{function}: average={average!r} is deprecated, pass "
         f"op=tfring.{instead.name}.",
         DeprecationWarning,
-        # Python shows it where __main__ calls: the collective's caller, behind
-        # `not_converted`.
+        # The warning points to the collective's caller, behind `not_converted`.
         stacklevel=4,
     )
     return instead
@@ -138,7 +137,7 @@ def check_root_rank(
 
 
 def checked_factor(function: str, value: Any) -> float:
-    if type(value) is float:  # The usual case, which is known at once.
+    if type(value) is float:  # the usual case, without further checks
         return value
     if not isinstance(value, numbers.Real):
         raise TypeError(
@@ -170,7 +169,7 @@ def check_process_set(function: str, process_set: Any) -> None:
         is_included = process_set.included()
     except NotInitializedError:
         raise
-    except ValueError as error:  # The set is not part of the job.
+    except ValueError as error:  # the set is not part of the job
         raise InvalidArgumentError(f"{function}: {error}") from None
     if not is_included:
         raise InvalidArgumentError(
@@ -200,8 +199,8 @@ def checked_name(
         scope = tf.get_current_name_scope()
         name = f"{scope}/{name}" if scope else name
     if tf.executing_eagerly():
-        # Without a name, the engine names the call when it gets it: for every
-        # new name here TensorFlow would make a new kernel, and keep it.
+        # Without a name, the engine names the call when it is submitted. For
+        # every new name here TensorFlow would make, and keep, a new kernel.
         return name or ""
     if name and tf.compat.v1.get_default_graph().building_function:
         return name

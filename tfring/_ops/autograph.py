@@ -1,4 +1,4 @@
-"""AutoGraph, which has nothing to convert in tfring."""
+"""Keeps AutoGraph out of tfring, where it has nothing to convert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def not_converted(function: _F) -> _F:
     in_graphs = tf.autograph.experimental.do_not_convert(function)
 
     # `wraps` copies the attributes by which AutoGraph recognizes `in_graphs`.
-    # Eager calls skip `in_graphs`, as it would cost them some microseconds.
+    # Eager calls skip `in_graphs`, which would cost some microseconds.
     @functools.wraps(in_graphs)
     def call(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():

@@ -47,11 +47,12 @@ class Common(TypedDict):
     Attributes:
         request_name: Equal on all ranks, and unique among those in flight.
         tensor_names: Names of the tensors in errors.
-        previous: The start before it in the chain; None, the default, begins a
+        previous: The preceding start of the chain; None, the default, begins a
             chain.
-        last: True, the default, if it ends the chain; dones may follow.
-        process_set: The ranks that take part, with this one among them; it need
-            not be that of the rest of the chain. By default all ranks.
+        last: True, the default, if this start ends the chain, so that dones may
+            follow.
+        process_set: The ranks that take part, including this one; by default
+            all ranks. The starts of a chain may have different sets.
     """
 
     request_name: str
@@ -66,7 +67,8 @@ class Reduction(Common):
 
     Attributes:
         op: The reduction.
-        prescale_factor: Multiplies each tensor before it; by default 1.
+        prescale_factor: Multiplies each tensor before the reduction; by default
+            1.
         postscale_factor: Multiplies the result; by default 1.
     """
 
@@ -84,8 +86,8 @@ def start_allreduce(
     """Starts an allreduce, in place where nothing else uses the tensors.
 
     Tensors of float32 and float64 are cast to `wire_dtype`, float16 or
-    bfloat16, before they are scaled and reduced, and back afterwards; not for
-    Adasum. By default nothing is cast.
+    bfloat16, before they are scaled and reduced, and back afterwards. Adasum
+    does not cast. By default nothing is cast.
     """
     return _start_reduction(
         native.ops().tfring_allreduce_start,
@@ -96,10 +98,10 @@ def start_allreduce(
 
 
 def allreduce_now(tensor: tf.Tensor, request: str) -> tf.Tensor:
-    """The result of a chain of one allreduce, if no function is being traced.
+    """Returns the result of an eager allreduce, which is a chain of its own.
 
-    One operation, where a start and its done are two. `request` is the text of
-    `allreduce_request`, and then the name, if it has one.
+    It takes one operation in place of a start and a done. `request` is the text
+    of `allreduce_request`, followed by the name, if there is one.
     """
     count_eager_start()
     return native.ops().tfring_allreduce(x=tensor, request=request)
@@ -112,14 +114,14 @@ def allreduce_request(
     wire_dtype: tf.DType,
     process_set: ProcessSet,
 ) -> str:
-    """What an allreduce in one operation does; see `ReadAllreduce` in C++."""
+    """Returns the request of `allreduce_now`; see `ReadAllreduce` in C++."""
     reduction = _reduction_attributes(op, prescale_factor, postscale_factor)
     words = (*reduction.values(), wire_dtype.name, checked_id(process_set), "")
     return " ".join(map(str, words))
 
 
 def attributes_of_allreduce(request: str) -> Attributes:
-    """Returns the attributes that a start of the same allreduce has."""
+    """Returns the attributes of a start of the same allreduce."""
     names = ("reduce_op", "prescale_factor", "postscale_factor")
     *reduction, wire_dtype, process_set_id, name = request.split(" ", 5)
     return {
@@ -169,8 +171,8 @@ def start_gather_in_place(
 ) -> Started:
     """Starts an allgather of the shares that the ranks have of whole tensors.
 
-    `start_scatter_in_place` leaves such shares. Nothing else in the tensors
-    counts.
+    `start_scatter_in_place` returns such shares. The rest of the tensors is
+    ignored.
     """
     return _start(
         native.ops().tfring_gather_in_place_start, x=tensors, **common
@@ -178,14 +180,14 @@ def start_gather_in_place(
 
 
 def finish(started: Started) -> list[tf.Tensor]:
-    """The results of a start above; those below have dones of their own."""
+    """Returns the results of a start above. The starts below have own dones."""
     done = _done(native.ops().tfring_done, started, buf=started.tensors)
     keep_done(done.ended)
     return list(done.y)
 
 
 def after_start(tensor: tf.Tensor, started: Started) -> tf.Tensor:
-    """The same tensor, of floats, but not before a start has run."""
+    """Returns a tensor of floats unchanged, once a start has run."""
     return native.ops().tfring_after_start(x=tensor, handle=started.handle)
 
 
@@ -198,7 +200,7 @@ def start_allgather(
 
 
 def finish_allgather(started: Started) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The results and, of int64, the number of ranks that have not joined."""
+    """Returns the results, and how many ranks have not joined, as int64."""
     done = _done_of_rows(native.ops().tfring_allgather_done, started)
     return list(done.y), done.contributors
 
@@ -208,8 +210,8 @@ def start_alltoall(
 ) -> Started:
     """Starts an alltoall of rows.
 
-    `splits`, of int64, says how many rows of each tensor go to each rank. If it
-    is empty, equally many do.
+    `splits`, of int64, has the number of rows of each tensor for each rank. If
+    it is empty, all ranks get equally many.
     """
     _refuse_xla(f"alltoall of '{common['request_name']}'", _NO_STATIC_SHAPES)
     operation = native.ops().tfring_alltoall_start
@@ -217,7 +219,7 @@ def start_alltoall(
 
 
 def finish_alltoall(started: Started) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The results and, of int64, the number of rows from each rank."""
+    """Returns the results, and the int64 number of rows from each rank."""
     done = _done_of_rows(native.ops().tfring_alltoall_done, started)
     return list(done.y), done.received_splits
 
@@ -234,7 +236,7 @@ def barrier(request_name: str, process_set: ProcessSet) -> Any:
 
 
 def join() -> tf.Tensor:
-    """Stands by until all ranks do, and returns the last, of int64."""
+    """Joins: waits until all ranks have, and returns the last, as int64."""
     _refuse_xla("join", _NO_ORDER)
     operation = native.ops().tfring_join_start
     started = _start(operation, request_name="join")
@@ -244,11 +246,11 @@ def join() -> tf.Tensor:
 def _reduction_attributes(
     op: ReduceOp, prescale_factor: float, postscale_factor: float
 ) -> Attributes:
-    """The attributes that the operations of all reductions have."""
+    """Returns the attributes of all operations that reduce."""
     return {
         "reduce_op": op.value,
-        # The attribute is text, which keeps all 64 bits; see `DoubleAttribute`
-        # in tf/request.cc.
+        # As text, the attribute keeps all 64 bits; see `DoubleAttribute` in
+        # tf/request.cc.
         "prescale_factor": repr(float(prescale_factor)),
         "postscale_factor": repr(float(postscale_factor)),
     }
@@ -275,14 +277,14 @@ def _start(
     process_set: ProcessSet = global_process_set,
     **own: Any,
 ) -> Started:
-    """Calls the operation of a start; `own` are inputs of its kind alone."""
+    """Calls the operation of a start; `own` are inputs that only it has."""
     result = operation(
         prev=handle_before(previous),
         request_name=request_name,
         process_set_id=checked_id(process_set),
         **own,
     )
-    # A start in place returns its buffers, too.
+    # A start in place also returns its buffers.
     tensors, handle = (
         result if isinstance(result, tuple) else (own.get("x", ()), result)
     )
@@ -292,7 +294,7 @@ def _start(
 
 
 def _done(operation: Callable[..., Any], started: Started, **own: Any) -> Any:
-    """Calls the operation of a done; `own` are inputs of its kind alone."""
+    """Calls the operation of a done; `own` are inputs that only it has."""
     return operation(handle=started.handle, last=last_handle(started), **own)
 
 

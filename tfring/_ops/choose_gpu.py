@@ -11,7 +11,7 @@ from tfring._core import runtime
 
 
 def choose_gpu() -> None:
-    """Makes the rank's GPU the only one that TensorFlow uses.
+    """Makes the rank's GPU the only GPU that TensorFlow uses.
 
     It is chosen by the rank's place on its machine, modulo the number of GPUs.
     In an elastic job this place may change, but TensorFlow's devices cannot:

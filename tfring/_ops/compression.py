@@ -131,15 +131,15 @@ class Compression:
     """The compressors of tfring, which make floats smaller on the wire.
 
     A tensor is rounded to the dtype of the wire, reduced in it, and cast back.
-    That concerns floats that are larger than the wire's: float32 and float64.
+    Only floats that are larger than that dtype are cast: float32 and float64.
     All other tensors are sent unchanged. Must agree across ranks.
 
     The engine casts the tensors of an allreduce block by block as it copies
     them, which needs no memory of a tensor's size. TensorFlow operations cast
     the tensors of all other collectives.
 
-    Use it if the network is the bottleneck. Inside one machine, casting, and
-    above all adding float16, may take more time than it saves.
+    Use it if the network is the bottleneck. Inside one machine, casting, and in
+    particular adding float16, may take more time than it saves.
 
     Each addition on the way is done in float32 and rounded to the dtype of the
     wire, and so are scale factors and the division of an average. Over n ranks
@@ -184,7 +184,7 @@ class PowerSGD:
     Pass it as `compression` to `tfring.DistributedOptimizer` or
     `tfring.DistributedGradientTape`. It is for slow links between machines and
     large matrices: with rank 4, a gradient of 1024 x 1024 numbers is sent as
-    8192 numbers. A step sends two messages in turn, where it sent one, and
+    8192 numbers. A step sends two messages in turn instead of one, and
     multiplies matrices, so it is slower on fast links.
 
     A gradient with two or more axes is a matrix: the last axis has the columns,
@@ -196,9 +196,9 @@ class PowerSGD:
 
     Gradients are reduced whole if their factors have more than half of their
     elements, as for biases and small kernels. `tf.IndexedSlices` are gathered
-    as ever; made dense, by `sparse_as_dense` or XLA, they are matrices.
-    Gradients of float16 and bfloat16 are compressed in float32. A rank that is
-    alone sends nothing, and compresses nothing.
+    as without PowerSGD; if `sparse_as_dense` or XLA makes them dense, they are
+    matrices. Gradients of float16 and bfloat16 are compressed in float32. A
+    rank that is alone sends nothing, and compresses nothing.
 
     Each optimizer keeps for each matrix the error, as large as the weight, and
     one factor for the next step. They are in no saved file and are not
@@ -209,14 +209,14 @@ class PowerSGD:
     If a reduced gradient is not finite, both stay as they were. A
     `LossScaleOptimizer` skips that step on all ranks.
 
-    Must agree across ranks. It does not go with `op=tfring.Adasum`, with
-    `shard_states`, nor with optimizers of Keras 2 and TensorFlow 1. The ranks'
+    Must agree across ranks. It does not work with `op=tfring.Adasum`, with
+    `shard_states`, or with optimizers of Keras 2 and TensorFlow 1. The ranks'
     weights have the same bits if the ranks compute alike: on the same kind of
     CPU or GPU, with as many threads.
 
     Args:
-        rank: The number of columns of the factors, at least 1. More follow the
-            gradient closer, and cost in proportion.
+        rank: The number of columns of the factors, at least 1. More columns
+            approximate the gradient better, at a proportional cost.
         start: The number of first steps that reduce whole gradients, besides
             the factors: gradients change fastest there. An optimizer counts
             them from its `iterations`, so a training that continues from a file
@@ -265,7 +265,7 @@ AnyCompression = AnyCompressor | PowerSGD
 
 
 def checked(function: str, compression: Any) -> AnyCompressor:
-    """Returns it, or raises TypeError in the name of a function."""
+    """Returns a compression that is valid, or raises TypeError."""
     if isinstance(compression, PowerSGD):
         raise TypeError(
             f"{function}: tfring.PowerSGD compresses the gradients of a "

@@ -14,10 +14,10 @@ from tfring._ops.ordering import traced_for_xla
 
 
 def checked_device(function: str, argument: str, device: Any) -> str:
-    """Returns it if a collective can be placed there; "" is anywhere.
+    """Returns the device if it can run collectives; "" is any device.
 
-    TensorFlow would take another device in silence, where there is no such
-    device or no kernel for it.
+    Without this check TensorFlow would silently take another device if the
+    device does not exist or has no kernel.
     """
     if not isinstance(device, str):
         raise TypeError(

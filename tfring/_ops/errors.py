@@ -1,4 +1,4 @@
-"""Errors of arguments that belong to TensorFlow's kinds and to Python's."""
+"""Errors of arguments that are both TensorFlow's and Python's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 class InvalidArgumentError(tf.errors.InvalidArgumentError, ValueError):
-    """An argument that no collective can take, found before it starts.
+    """An invalid argument that is found before a collective starts.
 
     It is a `ValueError`. It is also a `tf.errors.InvalidArgumentError`, because
     Horovod's operations raise that for such an argument.

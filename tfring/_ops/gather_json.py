@@ -18,7 +18,7 @@ def gather_json(
 ) -> list[Any]:
     """Returns the values of all ranks that have not joined, in their order.
 
-    Collective, and eager. Meant for small values.
+    Collective, and eager. It is meant for small values.
     """
     line = json.dumps(own).encode() + b"\n"
     gathered = allgather(
@@ -35,6 +35,6 @@ def gather_json(
 def gather_by_rank(
     own: Any, *, name: str, process_set: ProcessSet = global_process_set
 ) -> dict[int, Any]:
-    """Returns the same by rank, as ranks that have joined send nothing."""
+    """Returns the values by rank, without ranks that have joined."""
     own = [runtime.rank(), own]
     return dict(gather_json(own, name=name, process_set=process_set))

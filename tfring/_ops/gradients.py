@@ -204,7 +204,7 @@ def _request(op: Any, tensors: Sequence[tf.Tensor]) -> chains.Common:
 def _gradient_name(op: Any) -> str:
     name = _text_attr(op, "request_name")
     if not name:
-        return ""  # The op was eager, and so is its gradient.
+        return ""  # an eager gradient of an eager op
     name += "/gradient"
     if tf.executing_eagerly():
         return name

@@ -15,7 +15,7 @@ import tensorflow as tf
 class Request:
     """The tensors of one dtype, as `chains.start_*` takes them."""
 
-    positions: list[int]  # Their indices in the list of all tensors.
+    positions: list[int]  # indices in the list of all tensors
     tensors: list[tf.Tensor]
     request_name: str
     tensor_names: list[str]
@@ -30,7 +30,7 @@ def requests_of(
     """Splits tensors by dtype, in the order the dtypes first appear.
 
     Args:
-        tensors: Not empty.
+        tensors: At least one tensor.
         name: The first request's name; later requests append their dtype. ""
             leaves all names to the engine.
         tensor_names: Names of the tensors in errors; by default numbers.

@@ -19,13 +19,13 @@ from tfring._ops.reductions import ReduceOp
 
 _LOWER = 0xFFFFFFFF
 
-# 49 * (1.0 / 49) is a little less than 1, and counts as 1; cpu_loops.h does the
-# same.
+# The relative error that is forgiven: 49 * (1.0 / 49) is a little less than 1,
+# and counts as 1, as in cpu_loops.h.
 _FORGIVEN = 2.0**-51
 
 
 class Reduction:
-    """Tensors of a group to send, with summands in place of integer averages.
+    """The tensors to send for a group: integer averages become summands.
 
     Args:
         op: The reduction of the group.
@@ -103,7 +103,7 @@ def summands(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _summand_names(dtype: tf.DType, name: str) -> list[str]:
-    """The names of `summands` in errors; they differ by dtype."""
+    """Returns the names of `summands` in errors, which differ by dtype."""
     name = name or "tensor"
     if dtype.size < 8:
         return [f"{name} ({dtype.name})"]

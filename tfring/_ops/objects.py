@@ -1,9 +1,9 @@
 """Collectives on Python objects, which are sent pickled.
 
-Received data is unpickled, as it is from ranks of the same job. Pickle finds
-functions and classes by name, so these must be importable on every rank. If
-cloudpickle is installed, it is used for objects that pickle cannot take, such
-as a lambda.
+Received data is unpickled, because it comes from ranks of the same job. Pickle
+finds functions and classes by name, so these must be importable on every rank.
+If cloudpickle is installed, it is used for objects that pickle cannot take,
+such as a lambda.
 """
 
 from __future__ import annotations

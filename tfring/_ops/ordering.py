@@ -43,7 +43,7 @@ class _Chain:
 
 @dataclasses.dataclass(slots=True)
 class Started:
-    """A start, for its done and for the next start of its chain."""
+    """A start: what its done and the next start of its chain need."""
 
     handle: tf.Tensor
     chain: _Chain
@@ -55,7 +55,7 @@ class Started:
 
 
 def is_eager_tensor(value: Any) -> bool:
-    """Returns True if it has a value, and no graph is being built."""
+    """Returns True for an eager tensor while no graph is being built."""
     return isinstance(value, ops.EagerTensor) and tf.executing_eagerly()
 
 
@@ -73,14 +73,14 @@ def handle_before(previous: Started | None) -> tf.Tensor:
     with tf.device("CPU:0"):
         if not dones:
             return tf.constant(0, tf.int64)
-        handle = tf.add_n(dones)  # each is 0
+        handle = tf.add_n(dones)  # all are 0
     dones.clear()
     return handle
 
 
 @functools.cache
 def _no_handle() -> tf.Tensor:
-    """Eagerly, the input `prev` of the first start of a chain."""
+    """Returns the input `prev` of the first start of an eager chain."""
     with tf.device("CPU:0"):
         return tf.constant(0, tf.int64)
 
@@ -112,7 +112,7 @@ def count_eager_start() -> None:
 
 
 def count_of_starts() -> int:
-    """The number of starts that this process has traced, or run eagerly."""
+    """Returns how many starts this process has traced, or run eagerly."""
     return _starts
 
 

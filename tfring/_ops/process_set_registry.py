@@ -1,8 +1,7 @@
 """add_process_set and remove_process_set, on which all ranks must agree.
 
-They agree by an allgather of the arguments of each rank. So all ranks get the
-same error if they disagree, and a missing rank is reported as for any
-collective.
+The ranks agree by an allgather of their arguments. So all ranks get the same
+error if they disagree, and a missing rank is reported as for any collective.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def add_unless_known(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Adds a set that is not part of the job yet, as `add_process_set`."""
+    """Adds a set like `add_process_set`, unless the job has it already."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
         for old in added():
@@ -164,7 +163,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def were_added() -> bool:
-    """Tells if a function may have been traced for a set that is gone."""
+    """Tells whether a function may have been traced for a removed set."""
     return _next_id > 1
 
 

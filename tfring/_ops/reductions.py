@@ -32,11 +32,11 @@ class ReduceOp(enum.Enum):
     For `tf.bool`, `Sum` and `Max` are "or", `Product` and `Min` are "and", and
     there is no `Average`.
 
-    `Adasum` is between average and sum: of two tensors a and b it is
-    `(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b`, their sum where they
-    are orthogonal and their average where they are the same; more than two are
-    combined pair by pair. It is of whole floating-point tensors, each by
-    itself. Reference: [Maleki et al., 2020](https://arxiv.org/abs/2006.02924).
+    `Adasum` is between average and sum: of two tensors a and b it is `(1 - a.b
+    / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b`, their sum where they are
+    orthogonal and their average where they are the same; more than two are
+    combined pair by pair. It applies to each floating-point tensor as a whole.
+    Reference: [Maleki et al., 2020](https://arxiv.org/abs/2006.02924).
     """
 
     # Written like the constants of the package, tfring.Average and so on.
@@ -48,7 +48,7 @@ class ReduceOp(enum.Enum):
     Adasum = "adasum"
 
     def __int__(self) -> int:
-        """The number that Horovod has for it."""
+        """Returns Horovod's number of the reduction."""
         names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
         return names.index(self.name)
 

@@ -1,16 +1,16 @@
 """Reductions of `tf.IndexedSlices`: each rank gathers the rows of all ranks.
 
-Note [Repeated rows]: where a step looks a row up twice, its gradient has two
-rows of that index. Their sum counts, but Keras's optimizers square each row by
-itself, and so do its norms for clipping. So a result has each index once, like
-a dense gradient. Each rank adds up its rows before they travel, to save bytes,
-and all ranks' rows after.
+Note [Repeated rows]: if a step looks up a row twice, its gradient has two rows
+of that index. Their sum is the gradient, but Keras's optimizers, and its norms
+for clipping, square each row by itself. So a result has each index once, like a
+dense gradient. Each rank adds up its rows before it sends them, to save bytes,
+and then adds up the rows of all ranks.
 
 Note [Order of sums]: all ranks must get the same bits, and a GPU adds up the
 rows of a segment in any order. So the gathered rows are added rank by rank: a
-rank has one row of an index at most. Integers need neither, as their sums are
-exact. They travel unsummed, since a sum may be beyond their range and an
-average within it.
+rank has one row of an index at most. Integers need no order, because their sums
+are exact. They are sent without being added up, because a sum may overflow
+although the average does not.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def start_slices(
 
 
 def finish_slices(in_flight: SlicesInFlight) -> list[tf.IndexedSlices]:
-    """The results of `start_slices`."""
+    """Returns the results of `start_slices`."""
     slices, op = in_flight.slices, in_flight.op
     (*gathered, row_counts), contributors = finish_gather(in_flight.gathering)
     results = []
@@ -157,7 +157,7 @@ def _summed_by_index(
     divisor: Any = 1,
     factor: float = 1.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The scaled sums of the rows of each index, and the indices.
+    """Returns the scaled sums of the rows of each index, and the indices.
 
     Sums are rounded to the dtype of the values once. See Note [Order of sums].
     Each rank has its own of `row_counts`, in order.
@@ -193,7 +193,7 @@ def _summed_rank_by_rank(
     count: tf.Tensor,
     row_counts: tf.Tensor,
 ) -> tf.Tensor:
-    """`unsorted_segment_sum` in one order; see Note [Order of sums]."""
+    """Adds up segments in a fixed order; see Note [Order of sums]."""
     # TensorFlow refuses to add rows that have no elements.
     has_elements = tf.reduce_all(tf.shape(values) > 0)
     row_counts *= tf.cast(has_elements, row_counts.dtype)

@@ -1,4 +1,4 @@
-"""size_op, rank_op and the like: topology that a graph asks for when it runs.
+"""size_op, rank_op and others: topology that a graph reads when it runs.
 
 They serve graphs that are built before `tfring.init`, or outlive a `shutdown`.
 """
@@ -22,7 +22,7 @@ _UNKNOWN_SET = -3
 
 @not_converted
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks, of the job or of a process set.
+    """Returns the number of ranks of the job or of a process set.
 
     Args:
         process_set_id: The id of a `tfring.ProcessSet`; 0 is the whole job.
@@ -56,19 +56,19 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 @not_converted
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of the job's ranks on this machine; otherwise as `size_op`."""
+    """Returns the number of ranks on this machine, as `size_op` does."""
     return _when_run(runtime.local_size, name or "local_size")
 
 
 @not_converted
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's number in the job; otherwise as `size_op`."""
+    """Returns this process's number in the job, as `size_op` does."""
     return _when_run(runtime.rank, name or "rank")
 
 
 @not_converted
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's number on its machine; otherwise as `size_op`."""
+    """Returns this process's number on its machine, as `size_op` does."""
     return _when_run(runtime.local_rank, name or "local_rank")
 
 
@@ -76,7 +76,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
-    """Tells whether this process is in a process set; otherwise as `size_op`.
+    """Tells whether this process is in a process set, as `size_op` does.
 
     Args:
         process_set_id: The id of a `tfring.ProcessSet`; 0 is the whole job.
