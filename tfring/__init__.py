@@ -51,8 +51,9 @@ __all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first used, so that `import tfring` alone costs no TensorFlow
-    # and starts no MPI: the launcher, which is in this package, needs neither.
+    # Load a module when it is first used, so that `import tfring` neither loads
+    # TensorFlow nor starts MPI: the launcher, which is in this package, needs
+    # neither.
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tfring' has no attribute {name!r}")
     module = _MODULE_OF[name]

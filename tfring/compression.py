@@ -1,7 +1,7 @@
-"""Compressors: how tensors are made smaller for the way between the ranks.
+"""Compressors, which make tensors smaller before they are sent.
 
-`tfring.Compression` names those of tfring; derive from `Compressor` for one of
-your own.
+`tfring.Compression` has the compressors of tfring. Derive from `Compressor` for
+one of your own.
 """
 
 from tfring._ops.compression import (

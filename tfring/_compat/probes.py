@@ -10,14 +10,14 @@ from tfring._core import native, runtime
 
 
 def mpi_built() -> bool:
-    """Returns true: ranks can talk through MPI."""
+    """Returns true: ranks can communicate through MPI."""
     return True
 
 
 def mpi_enabled() -> bool:
-    """Tells if the ranks talk through MPI.
+    """Tells whether the ranks communicate through MPI.
 
-    They do not in elastic jobs, and where `tfring.run` has started them on one
+    They do not in elastic jobs, or if `tfring.run` has started them on one
     machine.
     """
     return not native.is_tcp_job()
@@ -26,8 +26,9 @@ def mpi_enabled() -> bool:
 def mpi_threads_supported() -> bool:
     """Tells whether MPI may be called from several threads at once.
 
-    True after `init`, which refuses an MPI that says otherwise: mpi4py and
-    tfring may be used side by side. False in jobs that do not start MPI.
+    It may in every job with MPI, because `init` refuses an MPI without such
+    support: mpi4py and tfring may be used side by side. Returns False in jobs
+    without MPI.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -50,10 +51,10 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that tensors on GPUs may go by, 0 for none.
+    """Returns the version of NCCL that tfring can use, or 0 for none.
 
-    It is found at run time, in TensorFlow's own package of it or where the
-    loader finds it, and used as `TFRING_GPU_BACKEND` says. 22105 is 2.21.5.
+    NCCL is looked for at run time, in the package that TensorFlow uses and by
+    the loader; `TFRING_GPU_BACKEND` says whether it is used. 22105 is 2.21.5.
     """
     return int(native.capi().tfring_nccl_version())
 
@@ -71,7 +72,7 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Returns true: collectives have kernels for CUDA in every build.
 
-    See `gpu_available` for a GPU to use them on.
+    `gpu_available` tells whether there is a GPU.
     """
     return True
 
@@ -86,11 +87,11 @@ def gpu_available(
 ) -> bool:
     """Tells whether TensorFlow sees a GPU in this process.
 
-    Collectives of tensors on it run there: see `cuda_built`.
+    Collectives of tensors on a GPU run on the GPU: see `cuda_built`.
 
     Args:
         ext_base_name: Horovod's name of the framework; there is one here.
-        verbose: Without effect, as nothing is run that has an output.
+        verbose: Ignored, because nothing is run that has an output.
     """
     del ext_base_name, verbose
     # The other probes need no TensorFlow, which takes seconds to import.
@@ -102,7 +103,7 @@ def gpu_available(
 def is_homogeneous() -> bool:
     """Tells whether all machines of the job have the same number of ranks.
 
-    Not collective: `init` has found out.
+    It is not collective, because `init` has found this out.
 
     Raises:
         NotInitializedError: `init` has not been called.

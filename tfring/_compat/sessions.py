@@ -1,6 +1,6 @@
 """Broadcasts for graphs and sessions of TensorFlow 1: `tf.compat.v1`.
 
-The collectives themselves work there as they are.
+The collectives themselves need nothing else there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
         The operation.
 
     Raises:
-        RuntimeError: There is no graph, as TensorFlow executes eagerly.
+        RuntimeError: There is no graph, because TensorFlow executes eagerly.
         ValueError: There is no rank `root_rank`.
 
     Example:
@@ -62,13 +62,13 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Broadcasts all global variables when a monitored session begins.
 
-    So that all ranks start from the same weights, whether these were drawn or
-    restored from a checkpoint, which then only the root needs.
+    All ranks then start from the same weights, whether these were initialized
+    or restored from a checkpoint, which only the root needs.
 
     Args:
         root_rank: All ranks take this rank's values.
-        device: The device for it, such as "/cpu:0". By default TensorFlow
-            chooses.
+        device: The device of the broadcast, such as "/cpu:0". By default
+            TensorFlow chooses it.
 
     Raises:
         NotImplementedError: tfring has no kernels for `device`.
@@ -110,6 +110,6 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
                 self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it; also called when a lost session is made anew."""
+        """Runs the broadcast, also in a session that replaces a lost one."""
         del coord
         session.run(self.bcast_op)

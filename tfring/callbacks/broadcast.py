@@ -19,21 +19,21 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     initialized differently, or if one has loaded a checkpoint. It acts once in
     each `fit`, before the first batch; a model that has no variables until it
     has seen a batch is broadcast after that. Metrics remain each rank's own;
-    gradients that were accumulated in an earlier `fit` become the mean of the
-    ranks'. Collective: pass it on every rank.
+    gradients that were accumulated in an earlier `fit` become their mean over
+    the ranks. Collective: pass it on every rank.
 
     Each rank draws noise of its own, for dropout and augmentation in the model:
     the seeds of layers become `root_rank`'s, folded with the rank, so that a
     run can be repeated, and resumed from that rank's checkpoint. Horovod's
-    gives all ranks the same seeds.
+    callback gives all ranks the same seeds.
 
     Args:
         root_rank: All ranks take this rank's state. Must agree across ranks.
-        device: The device for the broadcast, such as "/cpu:0". By default where
-            TensorFlow likes.
+        device: The device for the broadcast, such as "/cpu:0". By default
+            TensorFlow chooses it.
         local_variables: The model's variables that remain each rank's own, with
-            the optimizer's states for them; so do
-            `tfring.PartialDistributedOptimizer`'s local layers.
+            the optimizer's states for them. Those of a
+            `tfring.PartialDistributedOptimizer`'s local layers always do.
         same_seeds: If true, all ranks have the seeds of `root_rank`, and draw
             the same noise.
 
@@ -74,8 +74,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Not in on_train_begin: there an optimizer has no variables yet, and a
-        # callback after this one may still load a checkpoint.
+        # In on_train_begin an optimizer has no variables yet, and a later
+        # callback may still load a checkpoint.
         if not self._done and has_variables(self.model):
             self._broadcast()
 

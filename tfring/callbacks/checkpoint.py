@@ -16,19 +16,18 @@ from tfring._core import runtime
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Saves the model when a metric has improved, on rank 0 alone.
 
-    All ranks have the same weights, and ranks that write to the same file spoil
-    it; so rank 0 writes, and the others never do. In `fit` with a
-    `DistributedOptimizer` the metric is over all ranks' data; elsewhere put it
-    after `MetricAverageCallback`, or it is that of rank 0's. It makes no
+    All ranks have the same weights, and ranks that write to the same file
+    corrupt it, so only rank 0 writes. In `fit` with a `DistributedOptimizer`
+    the metric covers all ranks' data; elsewhere put this callback after
+    `MetricAverageCallback`, or the metric is that of rank 0's data. It makes no
     collective calls; pass it on every rank or on rank 0 only.
 
-    A file is whole or not there: the model is saved beside it, in a directory
-    `.NAME.partial`, and takes the place of the last one when it is on the disk.
-    So a job that is killed, or a disk that is full, leaves the last model as it
-    was. There must be room for both. At an address, such as `gs://...`, Keras
-    writes in place.
+    The file is always whole: the model is saved beside it, in a directory
+    `.NAME.partial`, and replaces the last model once it is on the disk. So a
+    killed job, or a full disk, leaves the last model as it was. The disk must
+    have room for both. At an address such as `gs://...` Keras writes in place.
 
-    Horovod's has no `filepath`, which its estimators set.
+    Horovod's callback has no `filepath`, because its estimators set it.
 
     Args:
         filepath: The file, which ends in `.keras`, and may have placeholders
@@ -72,14 +71,14 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if runtime.rank() != 0:
             return
-        # Keras's own writes into the file that is there.
+        # Keras's method would write into the existing file.
         path = self._get_file_path(epoch, batch, logs)
         if not self._should_save_model(epoch, batch, logs, path):
             return
         if "://" in path:
             self.model.save(path)
         else:
-            # A link stays one.
+            # Write to the target of a symbolic link, so that the link stays.
             _save_whole(self.model, Path(path).resolve())
         if self.verbose > 0:
             print(f"\nEpoch {epoch + 1}: the model is saved to {path}")
@@ -87,26 +86,27 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 def _save_whole(model: keras.Model, path: Path) -> None:
     """Saves a model so that readers see the old file or the new one."""
-    # The same name each time: a killed job's leftover is found and removed. A
-    # directory, as Keras may put files of its own beside the model's.
+    # The name is the same each time, so that the leftover of a killed job is
+    # removed. This is a directory because Keras may put other files beside the
+    # model's file.
     directory = path.with_name(f".{path.name}.partial")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     try:
-        new = directory / path.name  # Keras looks at the suffix.
+        new = directory / path.name  # with the suffix that Keras needs
         model.save(new)
         if path.exists():
             shutil.copymode(path, new)
         _sync(new)
         new.replace(path)
-        with contextlib.suppress(OSError):  # not on every file system
+        with contextlib.suppress(OSError):  # not possible on every file system
             _sync(path.parent)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
-    """Waits until the file or the directory's entries are on the disk."""
+    """Waits until a file, or the entries of a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

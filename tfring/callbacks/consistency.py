@@ -20,20 +20,20 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     model. This compares a hash of each rank's weights, and says on every rank
     which variable is the first that differs, and between which ranks.
 
-    It reads the weights once, those on a GPU by way of the host: cheap now and
-    then, too dear for every batch of a large model. `fit` with a
-    `DistributedOptimizer` compares the trainable ones by itself where training
-    and epochs begin; this is for finding out after which batch they differ, and
-    for any other optimizer. Optimizer states are not compared; one that differs
-    shows in the weights a step later. Local variables of a
+    It reads the weights once, those on a GPU through the host. That is cheap
+    now and then, but too expensive for every batch of a large model. `fit` with
+    a `DistributedOptimizer` compares the trainable ones by itself where
+    training and epochs begin; this is for finding out after which batch they
+    differ, and for any other optimizer. Optimizer states are not compared: a
+    difference shows in the weights a step later. Local variables of a
     `tfring.PartialDistributedOptimizer`, tables of
     `tfring.layers.ShardedEmbedding`, and ranks that wait
     (`tfring.callbacks.JoinCallback`), are not compared. Put it after
     `BroadcastGlobalVariablesCallback`. Collective: pass it on every rank.
 
     Args:
-        every: How many batches pass between two checks; None is at the end of
-            each epoch alone. Must agree across ranks.
+        every: How many batches pass between two checks; None checks only at the
+            end of each epoch. Must agree across ranks.
         trainable_only: If true, only trainable weights are compared. The moving
             statistics of `keras.layers.BatchNormalization` are not trainable:
             each rank has its own.

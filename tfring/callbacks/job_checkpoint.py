@@ -1,4 +1,4 @@
-"""A callback by which a job that was cut off goes on where it was."""
+"""A callback that saves a job, so that it continues after it was cut off."""
 
 from __future__ import annotations
 
@@ -27,57 +27,59 @@ _WEIGHTS = "callbacks"
 
 
 class Checkpoint(LastInFit):
-    """Saves the whole training now and then, and goes on from it.
+    """Saves the whole training now and then, and continues from it.
 
-    A job that is started again with the same script goes on with the batch
-    after the last checkpoint, as if it had not been cut off: on as many ranks
-    with the same bits. It is saved: weights, optimizers, the loss scale, moving
-    statistics, seeds, rounds, accumulated gradients, the metrics of the epoch
-    so far, the states of callbacks, and the place in the data.
+    A job that is started again with the same script continues with the batch
+    after the last checkpoint, as if it had not been cut off; on the same number
+    of ranks the bits are the same. A checkpoint has the weights, optimizers,
+    loss scale, moving statistics, seeds, rounds, accumulated gradients, metrics
+    of the epoch so far, states of callbacks, and place in the data.
 
-    Each rank writes a part, by a thread, while the training goes on: it stands
-    still for a copy in memory. All ranks must see the folder. A checkpoint is
-    there when all parts are on the disk; until then the last one remains. The
+    Each rank writes a part, in a thread, while the training continues: it only
+    stops for a copy in memory. All ranks must see the folder. A checkpoint
+    counts once all parts are on the disk; until then the last one remains. The
     guide on jobs that are cut off has more.
 
     Arrays and a `keras.utils.PyDataset` get an order that is a function of
     `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. A
-    `tf.data.Dataset` reads again, and does not train, what comes before the
-    place. Other data are refused. In the middle of an epoch the place is each
-    rank's: with another number of ranks the epoch begins again.
+    `tf.data.Dataset` is read again up to the place, without training. Other
+    data are refused. Within an epoch each rank has a place of its own: with
+    another number of ranks the epoch begins again.
 
-    Give each `fit` of a script a folder of its own: with one whose last
-    checkpoint is of the end of a training, there is nothing left to train.
+    Give each `fit` of a script a folder of its own: a folder whose last
+    checkpoint is that of a training's end leaves nothing to train.
 
     Pass it on every rank. Each step ends with a vote of the ranks if the last
-    was 0.1 s ago: a small allreduce. Callbacks with a state of their own have
-    it saved if they have the methods `get_state`, which returns what JSON can
-    hold, and `set_state`. A `BroadcastGlobalVariablesCallback` does nothing
-    after a checkpoint has been restored.
+    was 0.1 s ago: a small allreduce. The state of a callback is saved if the
+    callback has the methods `get_state`, which returns a value for JSON, and
+    `set_state`. A `BroadcastGlobalVariablesCallback` does nothing after a
+    checkpoint has been restored.
 
     Args:
         folder: The folder, the same on all ranks.
-        every_steps: How many steps there are from one checkpoint to the next;
-            None counts none.
-        every_minutes: How long it is from one to the next; None counts none.
-            With both, whichever is first. There is one at the end, too.
-        keep: How many remain.
+        every_steps: How many steps there are between checkpoints; None counts
+            no steps.
+        every_minutes: How many minutes there are between checkpoints; None
+            counts no minutes. With both, whichever comes first. A last
+            checkpoint is written at the end.
+        keep: How many checkpoints are kept.
         on_signal: The names of signals after which the job saves, and ends with
-            exit status 75 on all ranks, whichever rank gets one.
-        resume: "auto" goes on from the newest checkpoint if there is one,
-            "must" needs one, "never" begins anew.
+            exit status 75 on all ranks, whichever rank gets the signal.
+        resume: "auto" continues from the newest checkpoint if there is one,
+            "must" requires one, "never" starts from the beginning.
         strict: If true, a checkpoint that cannot be written ends the training
-            with a RuntimeError. Otherwise that is said once.
+            with a RuntimeError. Otherwise this is reported once.
         seed: The seed of the orders of arrays and of a `PyDataset`.
 
     Raises:
         NotImplementedError: In `fit`: the job is elastic, or the optimizer has
             a process set, `sync=tfring.Gossip` or `tfring.PowerSGD`.
-        RuntimeError: In `fit`: no checkpoint is whole, although there are some
-            or `resume` is "must".
-        TypeError: An argument has another type; in `fit`, the data are others.
-        ValueError: An argument is none of these; in `fit`, the model has not
-            been built, or the checkpoint is of another training.
+        RuntimeError: In `fit`: no checkpoint is complete, although there are
+            checkpoints or `resume` is "must".
+        TypeError: An argument has a wrong type; in `fit`, the data are of
+            another kind.
+        ValueError: An argument has an invalid value; in `fit`, the model has
+            not been built, or the checkpoint is of another training.
 
     Example:
 
@@ -108,10 +110,11 @@ class Checkpoint(LastInFit):
         self._others: list[Any] = []
         self._items: list[Item] = []
         self._saved: Saved | None = None
-        # The model for `python -m tfring.checkpoint`, of rank 0.
+        # The model's configuration for `python -m tfring.checkpoint`, on rank
+        # 0.
         self._config: str | None = None
-        # Where `fit` is: the epoch, the steps that are done of it, and the
-        # epoch in which the first job has begun.
+        # Where `fit` is: the epoch, its completed steps, and the epoch in which
+        # the first job began.
         self._epoch = self._batch = 0
         self._first_epoch: int | None = None
 
@@ -149,7 +152,7 @@ class Checkpoint(LastInFit):
             self._take(saved)
 
     def _take(self, saved: Saved) -> None:
-        """Goes on from a checkpoint, whose variables have been restored."""
+        """Continues from a checkpoint whose variables have been restored."""
         rank = runtime.rank()
         place = saved.of_rank(rank, "place")
         self._epoch, self._batch = place["epoch"], place["batch"]
@@ -204,7 +207,7 @@ class Checkpoint(LastInFit):
             self.data.begin(epoch, first)
         if saved is None:
             return
-        # `fit` of a model with this attribute would begin there again.
+        # A later `fit` of the model would begin at this epoch again.
         self.model._initial_epoch = None
         done_before = 0
         if self.dataset is not None:
@@ -224,7 +227,7 @@ class Checkpoint(LastInFit):
             )
 
     def _restore_metrics(self, saved: Saved) -> None:
-        """Restores metrics, which Keras has reset where the epoch begins."""
+        """Restores metrics, which Keras resets when the epoch begins."""
         for item in items_of_model(self.model, ()):
             rank = runtime.rank()
             if item.key.startswith("metrics/") and rank in saved.ranks_with(
@@ -264,7 +267,7 @@ class Checkpoint(LastInFit):
         self._saver.close()
 
     def _save(self) -> None:
-        # Variables that a layer or a metric has made since are in it.
+        # This includes variables that a layer or a metric has made since.
         self._items = items_of_model(self.model, built_optimizers(self.model))
         weights = callback_states.weights_of(self._others)
         extras = {

@@ -17,12 +17,13 @@ class JoinCallback(keras.callbacks.Callback):
     """Lets ranks have different numbers of batches in `fit`.
 
     At the end of its batches a rank joins (`tfring.join`): it waits while the
-    rest average their gradients without it. When no rank has batches left all
-    take the weights and the optimizer's state, with its count of steps, of the
-    rank that joined last, which has made every step. A rank may even have no
-    batch at all in an epoch, if its model has been built. Gradients that were
-    accumulated become the mean of the ranks that have made as many batches;
-    those of a rank that joined in the middle of an update are left out.
+    other ranks average their gradients without it. When no rank has batches
+    left, all ranks take the weights and the optimizer's state, with its count
+    of steps, of the rank that joined last, which has made every step. A rank
+    may even have no batch at all in an epoch, if its model has been built.
+    Gradients that were accumulated become the mean of the ranks that have made
+    as many batches; those of a rank that joined in the middle of an update are
+    left out.
 
     It acts before all other callbacks, at any place in the list, and in `fit`
     alone. With an optimizer that is not a `DistributedOptimizer` put it first
@@ -43,7 +44,7 @@ class JoinCallback(keras.callbacks.Callback):
     ```
     """
 
-    # Read where `fit` begins.
+    # read when `fit` begins
     lets_ranks_be_uneven = True
 
     def __init__(self, local_variables: Iterable[Any] = ()) -> None:

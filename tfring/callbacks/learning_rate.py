@@ -15,12 +15,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to `initial_lr * multiplier` in some epochs.
 
     Args:
-        initial_lr: The learning rate that is multiplied: the one scaled to the
-            number of ranks, where that is done.
+        initial_lr: The learning rate to multiply, after scaling it by the
+            number of ranks if you do.
         multiplier: A function of the epoch, or a number: the decay from one
             epoch to the next, `multiplier ** (epoch - start_epoch)`.
         start_epoch: The callback's first epoch, counted from 0.
-        end_epoch: The first epoch after its last one; default never.
+        end_epoch: The epoch after the callback's last one; by default there is
+            none.
         staircase: If true, the learning rate changes only at the beginning of
             an epoch. Otherwise it changes before every batch, and `multiplier`
             is given a fractional epoch.
@@ -72,7 +73,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self._epoch = 0
-        # Known when training begins.
+        # set when training begins
         self._epochs_per_batch = 0.0
         self._steps_before = 0
 
@@ -127,7 +128,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 velocity.assign(velocity * (after / before))
 
     def _velocities(self, optimizer: Any) -> list[Any]:
-        """The slot variables that are sums of gradients times learning rates.
+        """Returns the slot variables that sum gradients times learning rates.
 
         The next step adds a gradient times the *new* rate to a velocity built
         with the old one. Goyal et al. correct the momentum of that step for it;
@@ -146,20 +147,20 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size` to `initial_lr`.
 
-    A large batch wants a large learning rate, which hurts in the first epochs.
-    It grows linearly with every batch, and is the initial one at the end of the
-    last epoch of the warm-up.
+    A large batch needs a large learning rate, which is harmful in the first
+    epochs. So the learning rate grows linearly with every batch, up to
+    `initial_lr` at the end of the last epoch of the warm-up.
 
     Args:
         initial_lr: The learning rate after the warm-up: the one scaled by
             `tfring.size()`.
-        warmup_epochs: How many epochs it takes.
-        momentum_correction: See `LearningRateScheduleCallback`.
-        steps_per_epoch: See `LearningRateScheduleCallback`.
+        warmup_epochs: How many epochs the warm-up takes.
+        momentum_correction: As for `LearningRateScheduleCallback`.
+        steps_per_epoch: As for `LearningRateScheduleCallback`.
         verbose: 1 prints a line on rank 0 when the warm-up is over.
 
     Raises:
-        ValueError: See `LearningRateScheduleCallback`.
+        ValueError: As for `LearningRateScheduleCallback`.
 
     Example:
 
@@ -180,7 +181,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # The last batch of the warm-up, not the one after, is at full rate.
+            # The last batch of the warm-up already has the full rate.
             done = (epoch + self._epochs_per_batch) / warmup_epochs
             return (1 + done * (runtime.size() - 1)) / runtime.size()
 

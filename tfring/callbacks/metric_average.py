@@ -17,17 +17,17 @@ class MetricAverageCallback(MetricAverages):
     classes of your own, become averages over the ranks, weighted by the samples
     that each has seen. All become floats, or float64 arrays.
 
-    Put it before callbacks that read metrics; those before it see the rank's
-    own. If one of Keras's callbacks decides by them (`ReduceLROnPlateau`,
-    `EarlyStopping`, any with `save_best_only`), `fit` with a
-    `DistributedOptimizer` has this one act first, even if it is not in the
-    list. Collective: pass it on every rank.
+    Put it before callbacks that read metrics; callbacks before it see the
+    rank's own metrics. If one of Keras's callbacks decides by metrics
+    (`ReduceLROnPlateau`, `EarlyStopping`, any with `save_best_only`), `fit`
+    with a `DistributedOptimizer` has this one act first, even if it is not in
+    the list. Collective: pass it on every rank.
 
-    Horovod's weights all ranks alike, however little data they have.
+    Horovod's callback weights all ranks alike, however little data they have.
 
     Args:
-        device: The device for the sums, such as "/cpu:0". By default where
-            TensorFlow likes.
+        device: The device for the sums, such as "/cpu:0". By default TensorFlow
+            chooses it.
 
     Raises:
         NotImplementedError: tfring has no kernels for `device`.

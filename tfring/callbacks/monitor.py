@@ -23,15 +23,15 @@ class MonitorCallback(keras.callbacks.Callback):
     for its input in a step, reports of stalls, and how often the job has
     started again without a lost rank (generation).
 
-    Each rank counts its steps and their time for Prometheus, too, which finds
-    them where `TFRING_METRICS_PORT` says. Figures of the engine are counted
-    from `init` on with that setting, and else from the begin of training.
+    Each rank also counts its steps and their time for Prometheus, and serves
+    them at `TFRING_METRICS_PORT`. With that setting, statistics of the engine
+    count from `init` on, and otherwise from the beginning of training.
 
     Collective at the end of an epoch: pass it on every rank.
 
     Args:
-        log_dir: The folder that TensorBoard reads; rank 0's counts. Default:
-            no scalars.
+        log_dir: The folder that TensorBoard reads; only rank 0's argument
+            matters. Default: no scalars.
 
     Example:
 
@@ -63,7 +63,7 @@ class MonitorCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         first, began = self._batch_began
-        # More than one by steps_per_execution.
+        # With steps_per_execution this is more than one step.
         monitor.add_steps(batch - first + 1, self._clock() - began)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -84,7 +84,7 @@ class MonitorCallback(keras.callbacks.Callback):
 
 
 def _figures() -> dict[str, float]:
-    """Figures of this rank, which grow."""
+    """Returns statistics of this rank, which only grow."""
     totals = monitor.current()
     steps, step_seconds = monitor.steps()
     return {
@@ -101,7 +101,7 @@ def _figures() -> dict[str, float]:
 
 
 def _scalars(everyones: list[dict[str, float]]) -> dict[str, float]:
-    """The scalars of an epoch, from the figures of all ranks."""
+    """Returns the scalars of an epoch from the statistics of all ranks."""
 
     def in_a_step(value: float, of_rank: dict[str, float]) -> float:
         return value / max(of_rank["steps"], 1)

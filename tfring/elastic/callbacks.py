@@ -23,8 +23,8 @@ class CommitStateCallback(_StateCallback):
 
     Args:
         state: A `State`.
-        batches_per_commit: How many batches there are from one commit to the
-            next, at least. It does not commit within a round (`sync` of
+        batches_per_commit: The least number of batches between two commits. It
+            does not commit within a round (`sync` of
             `tfring.DistributedOptimizer`).
 
     Raises:
@@ -79,7 +79,7 @@ class UpdateBatchStateCallback(_StateCallback):
         state: A `State` with an attribute `batch`.
     """
 
-    _first = 0  # The number of batches before this `fit`.
+    _first = 0  # batches done before this `fit`
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._first = self.state.batch

@@ -19,7 +19,7 @@ from tfring.elastic.termination import goes_with_a_commit
 
 # The longest result, as JSON, that the launcher keeps for later workers.
 _LONGEST_RESULT_BYTES = 1 << 20
-# The reason why later workers cannot have the result of an ended function.
+# Why later workers cannot have the result of an ended function; "" if they can.
 _missing_result = ""
 
 
@@ -32,9 +32,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     `State.register_reset_callbacks`, rank 0's state, and another call of the
     function. It returns when it has ended on all ranks.
 
-    After a start process sets are gone: the function adds them again.
-    A `tf.function` keeps the `tfring.size()` of the time when it was traced;
-    the functions of a `TensorFlowKerasState`'s model are traced anew.
+    A start removes process sets, so the function must add them again. A
+    `tf.function` keeps the `tfring.size()` of the time when it was traced; the
+    functions of a `TensorFlowKerasState`'s model are traced anew.
 
     Under `tfringrun --elastic` lost ranks and machines are replaced, as the
     guide on elastic training says. A new worker joins at a commit, by a new
@@ -106,8 +106,8 @@ def _warn_unless_elastic() -> None:
     )
 
 
-# 0 once this rank has ended a function. It then has the job's state where the
-# next function starts, although no commit contains it.
+# 0 once this rank has ended a function. It then has the job's state at the
+# start of the next function, although no commit contains that state.
 _least_commits = -1
 
 
@@ -141,7 +141,7 @@ def _run(train: Callable[[], Any], state: State) -> Any:
         except Exception as error:
             if is_new_start or not _is_of_the_job(error):
                 raise
-            # TensorFlow's own error is a page about the graph.
+            # TensorFlow's own error is a page of text about the graph.
             reason = runtime.reason_of_end() or error
             logging.warning("tfring: back to the last commit: %s", reason)
             goes_back = True
@@ -195,7 +195,7 @@ def _result_of_others(over: Over) -> Any:
 
 
 def _is_of_the_job(error: Exception) -> bool:
-    """Returns True if the job has failed, and not `func`."""
+    """Returns True if the error is the job's, and not one of `func`."""
     return isinstance(error, HorovodInternalError) or (
         runtime.is_initialized() and runtime.reason_of_end() is not None
     )

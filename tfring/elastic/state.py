@@ -31,7 +31,7 @@ class State:
 
     Args:
         bcast_object: A function that gives every rank rank 0's object.
-        get_rank: A function that returns this rank. Without effect.
+        get_rank: Ignored; Horovod has this argument.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class State:
         get_rank: Callable[[], int] | None = None,
     ) -> None:
         self._bcast_object = bcast_object
-        # A signal handler may put into a SimpleQueue.
+        # A SimpleQueue, because a signal handler may put into it.
         self._updates: queue.SimpleQueue[tuple[float, int]] = (
             queue.SimpleQueue()
         )
@@ -61,7 +61,7 @@ class State:
         self._is_told = False
         commits = max(self._commits, 0)
         if runtime.may_grow():
-            # Other ranks may have made more commits, or none.
+            # Other ranks may have made more or fewer commits.
             commits = self._bcast_object(commits)
         self._commits = commits
 
@@ -70,8 +70,8 @@ class State:
     ) -> None:
         """Adds functions that every rank calls after each new start.
 
-        They are called before `sync`; there `tfring.size()` is the new one, by
-        which a learning rate may be scaled, or data be shared out anew.
+        They are called before `sync`, with the new `tfring.size()`, by which
+        they may scale a learning rate or distribute data again.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -84,14 +84,15 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Asks for a new start at the next commit, from where that is.
+        """Asks for a new start at the next commit.
 
-        In Horovod the elastic launcher calls it. Here a script may call it, in
-        a signal handler for example. Only rank 0's calls count. `commit` hears
-        of workers that the launcher starts without it.
+        In Horovod the elastic launcher calls it. Here a script may call it, for
+        example in a signal handler. Only rank 0's calls count. It is not needed
+        for workers that the launcher starts.
 
         Args:
-            timestamp: When; one that is not later than the last is ignored.
+            timestamp: The time of the update. An update that is not later than
+                the last one is ignored.
             update_res: A `HostUpdateResult`. With `removed` alone, `run` leaves
                 out `sync`.
         """
@@ -100,27 +101,27 @@ class State:
     def commit(self) -> None:
         """Saves the state, and checks whether to start again.
 
-        If a rank is lost meanwhile, the commit before remains.
+        If a rank is lost meanwhile, the last commit remains.
 
         It copies the state, and broadcasts a small object: once in some batches
         may be enough. Within a round (`sync` of `tfring.DistributedOptimizer`)
-        it does nothing, as the ranks have no common state. Collective: every
-        rank must call it.
+        it does nothing, because the ranks have no common state. Collective:
+        every rank must call it.
 
         Raises:
-            HostsUpdatedInterrupt: See `check_host_updates`.
+            HostsUpdatedInterrupt: As for `check_host_updates`.
         """
         if self._is_in_a_round():
             return
-        # A GPU that waits for a lost rank is released, with undefined values.
-        # If the ranks hear of each other after its work, the values are sound.
+        # A GPU that waits for a lost rank is released with undefined values. If
+        # the ranks reach each other after its work, the values are valid.
         if tf.executing_eagerly():
             tf.test.experimental.sync_devices()
         update = self._take_update()
         self.save()
         if self._commits >= 0:
             self._commits += 1
-        if not self._is_told:  # Some variables may be made by a step alone.
+        if not self._is_told:  # a step may have made variables
             self._is_told = True
             runtime.tell_of_state(self._describe)
         leave_if_asked()
@@ -133,7 +134,8 @@ class State:
         Within a round it does nothing; see `commit`.
 
         Raises:
-            HostsUpdatedInterrupt: There was an update; raised on every rank.
+            HostsUpdatedInterrupt: There was an update. It is raised on every
+                rank.
         """
         if self._is_in_a_round():
             return
@@ -143,7 +145,7 @@ class State:
             raise update
 
     def _take_update(self) -> HostsUpdatedInterrupt | None:
-        """Returns the error that an update is, the same on every rank."""
+        """Returns the interrupt of an update, the same on every rank."""
         latest, kinds = self._last_update, 0
         while not self._updates.empty():
             timestamp, kind = self._updates.get()
@@ -165,7 +167,7 @@ class State:
         return HostsUpdatedInterrupt(kinds == HostUpdateResult.removed)
 
     def save(self) -> None:
-        """Remembers the state as it is."""
+        """Saves a copy of the state."""
         raise NotImplementedError
 
     def restore(self) -> None:
@@ -177,26 +179,26 @@ class State:
         raise NotImplementedError
 
     def _describe(self) -> list[tuple[str, str]] | None:
-        """Parts that all ranks must have alike, with names; None if unknown.
+        """Returns the parts that ranks must share, with names, or None.
 
         A worker with another state cannot join.
         """
         return None
 
     def _is_in_a_round(self) -> bool:
-        """Tells if the ranks' weights differ until they meet."""
+        """Tells whether the ranks' weights differ within a round."""
         return False
 
     def reset(self) -> None:
-        """Adapts to the new ranks, before the callbacks."""
+        """Adapts the state to the new ranks. Called before the callbacks."""
 
 
 class ObjectState(State):
     """Python objects, as attributes.
 
     Args:
-        bcast_object: See `State`.
-        get_rank: See `State`.
+        bcast_object: As for `State`.
+        get_rank: As for `State`.
         **kwargs: The attributes and their first values: anything that can be
             copied and pickled.
 
@@ -226,7 +228,7 @@ class ObjectState(State):
         self._names = tuple(kwargs)
         for name, value in kwargs.items():
             setattr(self, name, value)
-        # A rank may be lost now, and only `run` survives that.
+        # A collective could fail if a rank is lost, which only `run` survives.
         self._saved = self._snapshot(is_collective=False)
 
     def save(self) -> None:
@@ -244,12 +246,12 @@ class ObjectState(State):
         return [(f"attribute {name!r}", "") for name in sorted(self._names)]
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
-        """The state, in copies: a value may be changed in place, like a list.
+        """Returns copies, because values such as lists may change in place.
 
-        Subclasses add to it, under names that are no attributes'.
+        Subclasses add items, under names that no attribute has.
 
         Args:
-            is_collective: If true, the ranks put their parts together.
+            is_collective: If true, the ranks gather their parts.
         """
         return {
             name: copy.deepcopy(getattr(self, name)) for name in self._names

@@ -17,17 +17,17 @@ from tfring._core import runtime, tcp_job
 from tfring._core.errors import HostsUpdatedInterrupt
 
 _is_asked = False
-# For each thread, the signals that were blocked before it forked.
+# The signals that each thread had blocked before it forked.
 _blocked = threading.local()
 
 
 @contextlib.contextmanager
 def goes_with_a_commit() -> Iterator[None]:
-    """Within it, SIGTERM lets this worker go on until its next commit.
+    """A context in which SIGTERM ends this worker at its next commit.
 
-    Only in elastic jobs, which have another take its place, and where
-    the script has no handler of its own. Children that it forks end by SIGTERM,
-    as `multiprocessing` expects of them.
+    This applies in elastic jobs, which replace the worker, unless the script
+    has a handler of its own. Forked children end at SIGTERM, as
+    `multiprocessing` expects.
     """
     is_ours = (
         runtime.may_grow()
@@ -64,7 +64,7 @@ def leave_if_asked() -> None:
 
 
 def _hold_back() -> None:
-    """Has a SIGTERM wait until a child is itself: Python would forget it."""
+    """Blocks SIGTERM during a fork, in which Python would lose it."""
     _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 

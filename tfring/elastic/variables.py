@@ -29,7 +29,7 @@ from tfring._state.whole_states import (
 )
 from tfring.elastic.state import ObjectState
 
-# Keys in a commit; no attribute has such a name.
+# Keys in a commit, which are no names of attributes.
 _VARIABLES, _STATES = "variables of a model", "states of an optimizer"
 _ROUNDS = "state of rounds"
 # The functions that Keras traces.
@@ -40,15 +40,15 @@ class TensorFlowState(ObjectState):
     """TensorFlow variables, and Python objects as attributes.
 
     Args:
-        variables: TensorFlow or Keras variables; in a graph of TensorFlow 1 by
-            default all.
-        session: For programs of TensorFlow 1: the session that has them; the
-            default session if there is one.
-        same_seeds: See `tfring.broadcast_variables`.
+        variables: TensorFlow or Keras variables; by default all variables in a
+            graph of TensorFlow 1.
+        session: For programs of TensorFlow 1: the session that has the
+            variables; by default the default session.
+        same_seeds: As for `tfring.broadcast_variables`.
         **kwargs: See `ObjectState`.
 
     Raises:
-        TypeError: See `tfring.broadcast_variables`.
+        TypeError: As for `tfring.broadcast_variables`.
         ValueError: There are no variables, or shares of an optimizer with
             `shard_states=True` are among them.
     """
@@ -108,8 +108,8 @@ class TensorFlowState(ObjectState):
         if self.session is None:
             assign_all(self.variables, values)
         else:
-            # This is what `Variable.load` does, one variable at a time, because
-            # some may share an initial value.
+            # Load one variable at a time, as `Variable.load` does, because
+            # several may share an initial value.
             for variable, value in zip(self.variables, values, strict=True):
                 given = {variable.initializer.inputs[1]: value}
                 self.session.run(variable.initializer, given)
@@ -130,26 +130,26 @@ class TensorFlowState(ObjectState):
 class TensorFlowKerasState(ObjectState):
     """A Keras model and its optimizer, and Python objects as attributes.
 
-    All of the model's variables and the optimizer's, but for metrics: weights,
+    It has all variables of the model and the optimizer except metrics: weights,
     moving statistics, seeds, momenta, iterations. Seeds differ from rank to
     rank, as with `tfring.broadcast_variables`. Local variables of a
     `tfring.PartialDistributedOptimizer` are saved, and remain each rank's own.
     The model's functions may have the rank and the size as constants, so they
     are traced again after a new start that changes one of them.
 
-    A lost rank takes nothing with it: gradients that ranks have accumulated
-    become their mean in each commit, and with `shard_states=True` each rank's
-    commit has the whole state of the optimizer.
+    The loss of a rank loses nothing of a commit: accumulated gradients become
+    their mean over the ranks in each commit, and with `shard_states=True` each
+    rank's commit has the whole state of the optimizer.
 
     Args:
         model: A Keras model that has been built.
-        optimizer: By default the optimizer of `model.compile`. It is built if
-            need be.
-        backend: Horovod's order. Without effect.
+        optimizer: The optimizer; by default that of `model.compile`. It is
+            built if needed.
+        backend: Ignored; Horovod has this argument.
         same_seeds: If true, all ranks have rank 0's seeds.
-        keep_traces: If true, the functions are kept in a job of another size,
-            too. They must then be the same for every rank and size: see "What
-            is traced again" in the guide on elastic training.
+        keep_traces: If true, traced functions are kept in a job of another
+            size, too. They must then be the same for every rank and size: see
+            "What is traced again" in the guide on elastic training.
         **kwargs: See `ObjectState`. `UpdateBatchStateCallback` and
             `UpdateEpochStateCallback` count `batch` and `epoch`.
 
@@ -212,7 +212,7 @@ class TensorFlowKerasState(ObjectState):
                 states = whole_values(self.optimizer)
                 for shard in shards_of(self.optimizer):
                     shard.keep_gathered()
-        # A rank alone cannot save states that are sharded.
+        # A single rank cannot save sharded states.
         elif not self._is_sharded():
             states = whole_values(self.optimizer)
         return super()._snapshot(is_collective) | {
@@ -251,8 +251,8 @@ class TensorFlowKerasState(ObjectState):
         cut_for_ranks(self.optimizer, self._saved[_STATES])
 
     def traces_hold(self) -> bool:
-        """Tells if the model's functions are right in this job."""
-        if self._is_sharded() or were_added():  # The process sets are gone.
+        """Tells whether the model's traced functions are valid in this job."""
+        if self._is_sharded() or were_added():  # process sets were removed
             return False
         return self._keeps_traces or runtime.job().topology == self._traced_at
 
@@ -274,7 +274,7 @@ def _check_no_rows(name: str, variables: Iterable[Any]) -> None:
 
 
 def _values(variables: Iterable[Any]) -> list[Any]:
-    """Copies in host memory."""
+    """Returns copies of the values in host memory."""
     return [tf.convert_to_tensor(variable).numpy() for variable in variables]
 
 
@@ -283,7 +283,7 @@ def _states_of_rounds(variables: Iterable[Any]) -> list[Any]:
 
 
 def _described(variables: Iterable[Any]) -> list[tuple[str, str]]:
-    """Names are for messages alone: Keras numbers layers by process."""
+    """Returns dtypes and shapes, with names for messages only."""
     return [
         (
             f"{tf.as_dtype(each.dtype).base_dtype.name} "
