@@ -184,7 +184,6 @@ def _ranks() -> MPI.Intracomm | tcp_job.TcpJob:
 
 
 def _clock_offset_ns(comm: MPI.Intracomm) -> int:
-    """Returns what this rank adds to its clock to have that of rank 0."""
     # Ranks of one kernel share a clock, so their offset is exactly 0.
     kernels = comm.allgather(clocks.kernel())
     offset_ns = 0

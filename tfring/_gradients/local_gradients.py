@@ -88,7 +88,6 @@ def scale_unless_by_tape(
 
 
 def _is_divided(variable: Any, options: GradientOptions) -> bool:
-    """Tells whether to divide a local gradient by the number of ranks."""
     if not is_row_shard(variable):
         return options.scale_local_gradients
     _check_row_shard(variable, options)

@@ -376,7 +376,6 @@ def made_dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
 def _group_numbers(
     variables: Sequence[Any], groups: int | Sequence[Sequence[Any]]
 ) -> list[int]:
-    """Returns the number of each variable's group."""
     # The groups have equal lengths, in backward order.
     if isinstance(groups, int):
         return [i * groups // len(variables) for i in range(len(variables))]

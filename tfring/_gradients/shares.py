@@ -292,7 +292,6 @@ class Bucket:
         return tf.reshape(padded, [self._size, cut.part])
 
     def _whole_row(self, flat: Mapping[int, tf.Tensor], rank: int) -> tf.Tensor:
-        """Concatenates the variables that a rank has whole."""
         row = tf.concat(
             [flat[i] for i in self._whole[rank]] or [tf.zeros([0], self.dtype)],
             0,
@@ -385,7 +384,6 @@ def place_in(options: GradientOptions) -> tuple[int, int]:
 
 
 def _part(tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:
-    """Returns a range of a tensor's elements, flat."""
     count = tensor.shape.num_elements()
     if traced_for_xla() and count >= _LARGE:
         row = count // tensor.shape[0]

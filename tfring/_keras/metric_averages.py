@@ -236,7 +236,6 @@ def is_number(value: Any) -> bool:
 
 
 def _named(shapes: dict[str, list[int]]) -> str:
-    """Returns the names, with the shapes of arrays, as text."""
     return ", ".join(
         f"'{name}'" + (f" {tuple(shape)}" if shape else "")
         for name, shape in shapes.items()

@@ -87,24 +87,14 @@ def grouped_allgather(
     """Gathers several tensors, with one request for each dtype.
 
     It is faster than as many calls of `allgather`, and equivalent to them.
+    `tensors` is a list of tensors, of any dtypes and numbers of rows. All other
+    arguments, and the errors, are those of `allgather`.
 
     Collective: every rank must call it, with the same number of tensors, and
     tensors that `allgather` would take together.
 
-    Args:
-        tensors: See `allgather`; dtypes and numbers of rows may be mixed.
-        name: See `allreduce`.
-        ignore_name_scope: See `allreduce`.
-        process_set: See `allreduce`.
-
     Returns:
         The results, in the order of `tensors`; an empty list for no tensors.
-
-    Raises:
-        NotImplementedError: See `allgather`.
-        TypeError: `tensors` is not a list; otherwise see `allgather`.
-        ValueError: See `allgather`.
-        tf.errors.FailedPreconditionError: The ranks did not agree.
 
     Example:
     ```python

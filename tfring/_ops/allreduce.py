@@ -263,33 +263,14 @@ def grouped_allreduce(
     """Reduces several tensors over all ranks, grouped by dtype.
 
     It is faster than as many calls of `allreduce`, and equivalent to them.
+    `tensors` is a list of tensors and `tf.IndexedSlices`, also of different
+    dtypes. All other arguments, and the errors, are those of `allreduce`.
 
     Collective: every rank must call it, with the same number of tensors and
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
 
-    Args:
-        tensors: Tensors and `tf.IndexedSlices`, also of different dtypes; see
-            `allreduce`.
-        average: See `allreduce`.
-        device_dense: See `allreduce`.
-        device_sparse: See `allreduce`.
-        compression: See `allreduce`.
-        op: See `allreduce`.
-        prescale_factor: See `allreduce`.
-        postscale_factor: See `allreduce`.
-        process_set: See `allreduce`.
-        ignore_name_scope: See `allreduce`.
-        name: See `allreduce`.
-
     Returns:
         The results, in the order of `tensors`; an empty list for no tensors.
-
-    Raises:
-        NotImplementedError: See `allreduce`.
-        TypeError: `tensors` is not a list; otherwise see `allreduce`.
-        ValueError: See `allreduce`.
-        tf.errors.FailedPreconditionError: The ranks did not agree.
-        tf.errors.InvalidArgumentError: See `allreduce`.
 
     Example:
     ```python

@@ -246,7 +246,6 @@ def join() -> tf.Tensor:
 def _reduction_attributes(
     op: ReduceOp, prescale_factor: float, postscale_factor: float
 ) -> Attributes:
-    """Returns the attributes of all operations that reduce."""
     return {
         "reduce_op": op.value,
         # As text, the attribute keeps all 64 bits; see `DoubleAttribute` in

@@ -110,12 +110,6 @@ def broadcast_object_fn(
 ) -> Callable[[Any], Any]:
     """Binds all arguments of `broadcast_object` except the object.
 
-    Args:
-        root_rank: See `broadcast_object`.
-        session: See `broadcast_object`.
-        name: See `broadcast_object`.
-        process_set: See `broadcast_object`.
-
     Returns:
         A function of an object; every rank must call it.
 

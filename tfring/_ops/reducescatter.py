@@ -60,17 +60,9 @@ def reducescatter(
     divided by `size()`. So `reducescatter` followed by `allgather` has the
     gradient of `allreduce`.
 
-    Args:
-        tensor: A tensor with at least one dimension; otherwise as for
-            `allreduce`, but no `tf.IndexedSlices`.
-        device_dense: See `allreduce`.
-        compression: See `allreduce`; one of your own must keep the rows.
-        op: See `allreduce`.
-        name: See `allreduce`.
-        process_set: See `allreduce`.
-        ignore_name_scope: See `allreduce`.
-        prescale_factor: See `allreduce`.
-        postscale_factor: See `allreduce`.
+    The arguments are those of `allreduce`, except that `tensor` has at least
+    one dimension and is no `tf.IndexedSlices`, and that a compressor of your
+    own must keep the rows.
 
     Returns:
         This rank's rows of the result of `allreduce`: the first rows for rank
@@ -80,7 +72,7 @@ def reducescatter(
 
     Raises:
         NotImplementedError: It is being traced for XLA.
-        TypeError: See `allreduce`.
+        TypeError: As for `allreduce`.
         ValueError: `tensor` is a scalar, or as for `allreduce`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
 
@@ -126,30 +118,14 @@ def grouped_reducescatter(
     """Reduces and scatters several tensors, grouped by dtype.
 
     It is faster than as many calls of `reducescatter`, and equivalent to them.
+    `tensors` is a list of tensors, of any dtypes and numbers of rows. All other
+    arguments, and the errors, are those of `reducescatter`.
 
     Collective: every rank must call it, with the same number of tensors and
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
 
-    Args:
-        tensors: See `reducescatter`; dtypes and numbers of rows may be
-            mixed.
-        device_dense: See `allreduce`.
-        compression: See `allreduce`.
-        op: See `allreduce`.
-        process_set: See `allreduce`.
-        prescale_factor: See `allreduce`.
-        postscale_factor: See `allreduce`.
-        name: See `allreduce`.
-        ignore_name_scope: See `allreduce`.
-
     Returns:
         The results, in the order of `tensors`; an empty list for no tensors.
-
-    Raises:
-        NotImplementedError: It is being traced for XLA.
-        TypeError: `tensors` is not a list; otherwise see `reducescatter`.
-        ValueError: See `reducescatter`.
-        tf.errors.FailedPreconditionError: The ranks did not agree.
 
     Example:
     ```python

@@ -234,38 +234,11 @@ def PartialDistributedOptimizer(  # noqa: N802
     the local gradients, differ between ranks, and drive the shared weights
     apart.
 
-    Args:
-        optimizer: See `DistributedOptimizer`, also for the arguments that are
-            not explained here. The order of the arguments is that of Horovod's
-            Keras module, which has this function, too.
-        name: A new name for `optimizer`.
-        device_dense: The device that reduces dense gradients.
-        device_sparse: The device that reduces sparse gradients.
-        compression: The dtype for sending larger floats, or a
-            `tfring.PowerSGD`.
-        sparse_as_dense: If true, `tf.IndexedSlices` are made dense.
-        gradient_predivide_factor: Splits the division of an average.
-        op: Average, sum or Adasum.
-        groups: The gradients to reduce together.
-        process_set: The ranks that average among themselves.
-        local_layers: A Keras layer, or a list of them. Need not agree across
-            ranks, but the number and shapes of all other variables must.
-        scale_local_gradients: If true, local gradients are divided by the
-            number of ranks.
-        backward_passes_per_step: The number of batches to accumulate.
-        average_aggregated_gradients: If true, an update takes the mean of the
-            batches' gradients.
-        num_groups: Horovod's old name of `groups`, if that is a number.
-        offload: Which feature maps are moved to the host's memory.
-
-    Returns:
-        The same as `DistributedOptimizer`.
-
-    Raises:
-        TypeError: As for `DistributedOptimizer`.
-        ValueError: See `DistributedOptimizer`; or one of `local_layers` is not
-            a Keras layer. Raised in the first step if `optimizer` clips by a
-            global norm.
+    The arguments, in Horovod's order, the result and the errors are those of
+    `DistributedOptimizer`, with two differences. `local_layers` is a Keras
+    layer or a list of layers; it need not agree across ranks, but the number
+    and shapes of all other variables must. And an optimizer that clips by a
+    global norm raises a ValueError in the first step.
 
     Example:
 

@@ -191,7 +191,6 @@ class Distributed(_Optimizer):
         return self._average_overflowing(grads, variables), variables
 
     def _note_loss_scale(self, optimizer: Any) -> None:
-        """Notes which LossScaleOptimizer has scaled the gradients."""
         low_rank = self._tfring_options.low_rank
         if low_rank is not None:
             low_rank.loss_scale = (

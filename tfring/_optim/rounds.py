@@ -123,7 +123,6 @@ class InRounds(Distributed):
             self._tfring_round.forget_local_variables()
 
     def _tfring_models(self) -> list[Any]:
-        """Returns the models in which this optimizer has been found."""
         models = [found() for found in self._tfring_found_in]
         return [model for model in models if model is not None]
 

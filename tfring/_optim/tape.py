@@ -47,25 +47,10 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     `gradient` is collective: every rank must call it, for the same sources.
     `jacobian` and `batch_jacobian` are this rank's own.
 
-    Args:
-        gradtape: A `tf.GradientTape`, recording already or not; persistent or
-            not.
-        device_dense: The device that reduces dense gradients. It and the
-            arguments below mean the same as for `tfring.DistributedOptimizer`.
-        device_sparse: The device that reduces sparse gradients.
-        compression: How larger floats are sent, such as in a smaller dtype, or
-            a `tfring.PowerSGD` that was made before the first step.
-        sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
-        op: Average, sum or Adasum.
-        gradient_predivide_factor: Splits the division of an average.
-        num_groups: Horovod's old name of `groups`, if that is a number.
-        groups: The gradients to reduce together; lists hold sources.
-        process_set: The ranks that average among themselves. All other ranks
-            keep their own gradients.
-        scale_local_gradients: If True, the gradients of local sources are
-            divided by the number of ranks.
-        offload: Which feature maps are moved to the host's memory until
-            backpropagation needs them.
+    `gradtape` is a `tf.GradientTape`, recording already or not, persistent or
+    not. The other arguments mean the same as for `tfring.DistributedOptimizer`,
+    with sources in place of variables. A `tfring.PowerSGD` must have been made
+    before the first step.
 
     Returns:
         An object with all methods and attributes of `gradtape`. It also has a
@@ -133,30 +118,10 @@ def PartialDistributedGradientTape(  # noqa: N802
     local layers are not reduced, but divided by the number of ranks, as an
     average is. So all gradients belong to one loss, the mean over the ranks.
 
-    Args:
-        gradtape: As for `DistributedGradientTape`, like the arguments up to
-            `process_set`.
-        device_dense: The device that reduces dense gradients.
-        device_sparse: The device that reduces sparse gradients.
-        compression: How larger floats are sent, such as in a smaller dtype.
-        sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
-        op: Average, sum or Adasum.
-        gradient_predivide_factor: Splits the division of an average.
-        num_groups: Horovod's old name of `groups`, if that is a number.
-        groups: The gradients to reduce together.
-        process_set: The ranks that average among themselves.
-        local_layers: A Keras layer, or a list of them. Need not agree across
-            ranks, but the number and shapes of all other sources must.
-        scale_local_gradients: If True, local gradients are divided by the
-            number of ranks.
-        offload: Which feature maps are moved to the host's memory.
-
-    Returns: The same as `DistributedGradientTape`.
-
-    Raises:
-        TypeError: As for `DistributedGradientTape`.
-        ValueError: One of `local_layers` is not a Keras layer; otherwise as for
-            `DistributedGradientTape`.
+    The arguments, the result and the errors are those of
+    `DistributedGradientTape`. `local_layers` is a Keras layer or a list of
+    layers; it need not agree across ranks, but the number and shapes of all
+    other sources must.
 
     Example:
 

@@ -130,22 +130,11 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Gives variables the values of one rank, and returns them.
 
-    It is `broadcast_variables` with another result, which has no gradient.
-
-    Args:
-        variables: See `broadcast_variables`.
-        root_rank: The rank that gives its values to all other ranks.
-        name: See `tfring.allreduce`.
-        process_set: See `tfring.allreduce`.
-        same_seeds: See `broadcast_variables`.
+    It is `broadcast_variables` with another result, with the same arguments and
+    errors, and with the `name` of `tfring.allreduce`.
 
     Returns:
-        The variables' new values.
-
-    Raises:
-        TypeError: See `broadcast_variables`.
-        ValueError: See `broadcast_variables`.
-        tf.errors.FailedPreconditionError: The ranks did not agree.
+        The variables' new values, which have no gradient.
 
     Example:
 

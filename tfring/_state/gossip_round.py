@@ -51,7 +51,6 @@ class GossipRound(Round):
         pass  # Gossip has no base
 
     def _mix(self, variables: Sequence[Any]) -> None:
-        """Gives variables of one dtype the mean over this rank's neighbours."""
         process_set = self.process_set
         size, rank = process_set.size(), process_set.rank()
 

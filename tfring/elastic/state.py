@@ -258,7 +258,6 @@ class ObjectState(State):
         }
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
-        """Takes the values of a snapshot."""
         for name in self._names:
             setattr(self, name, copy.deepcopy(snapshot[name]))
 

@@ -45,7 +45,6 @@ def main() -> int:
 
 
 def _run_placed(order: dict[str, Any], view: View) -> dict[str, Any]:
-    """Runs a job whose ranks come by themselves."""
     listener = wire.Listener(
         socket.socket(fileno=order["listener"]), order["token"]
     )

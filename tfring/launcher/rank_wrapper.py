@@ -108,7 +108,6 @@ def _get_signal_at_parents_end(number: int) -> None:
 
 
 def _become_rank(command: list[str], parent: int, mask: Set[int]) -> None:
-    """Executes the rank's command in this new process."""
     os.setpgid(0, 0)
     _get_signal_at_parents_end(signal.SIGKILL)
     if os.getppid() != parent:
@@ -167,7 +166,6 @@ def _wait(
 
 
 def _end_group(rank: int) -> None:
-    """Ends the rank and the processes of its group."""
     for send, number in (
         (os.killpg, signal.SIGTERM),
         (os.killpg, signal.SIGKILL),

@@ -119,7 +119,6 @@ class RunningJob:
             return status
 
     def _pump(self) -> None:
-        """Shows the output until the launcher has ended."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         selector = selectors.DefaultSelector()
@@ -164,7 +163,6 @@ class RunningJob:
 
     @staticmethod
     def _is_open(selector: selectors.BaseSelector) -> bool:
-        """Tells whether the launcher may write more."""
         return any(key.data for key in selector.get_map().values())
 
     def _take_report(self, report: wrapper.Report) -> None:

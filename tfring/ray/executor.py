@@ -152,7 +152,6 @@ class RayExecutor:
         return extra
 
     def _join(self, environment: Mapping[str, str]) -> None:
-        """Has actors in all places join a new rendezvous."""
         import ray
 
         is_elastic = self._minimum is not None
@@ -278,7 +277,6 @@ class RayExecutor:
         return self._workers
 
     def _reserve(self) -> None:
-        """Reserves a place for each rank at the same time."""
         import ray
         from ray.util.placement_group import placement_group
 

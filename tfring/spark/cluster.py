@@ -71,7 +71,6 @@ def check_barrier(
 
 
 def _slots(context: Any) -> int:
-    """Returns how many tasks may run at once on the present executors."""
     spark = context._jsc.sc()
     profile = spark.resourceProfileManager().defaultResourceProfile()
     return int(spark.maxNumConcurrentTasks(profile))

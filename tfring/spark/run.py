@@ -233,6 +233,5 @@ class _Stage:
             self._thread.join(_TASK_SECONDS)
 
     def cancel(self) -> None:
-        """Ends the tasks of the stage."""
         self._cancels = True
         self.context.cancelJobsWithTag(self._tag)

@@ -183,7 +183,6 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _intersection(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
-    """Returns the intersection of two unions of spans."""
     result: list[Span] = []
     i = j = 0
     while i < len(a) and j < len(b):

@@ -50,7 +50,6 @@ class Discovery:
         return None if child.is_killed else self._result(child)
 
     def close(self) -> None:
-        """Kills a running script."""
         if self._child is not None:
             self._child.kill()
 

@@ -294,7 +294,6 @@ class Driver:
     # At the end
 
     def _end(self) -> None:
-        """Has all workers and supervisors end."""
         stopped = self._stop_signal is not None
         grace = self._grace_seconds if stopped else _FAILURE_GRACE_SECONDS
         failure = self._membership.outcome

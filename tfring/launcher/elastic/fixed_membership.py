@@ -32,10 +32,10 @@ class FixedMembership(Membership):
     # Trainings and states matter to joiners alone, and a fixed job has none.
 
     def _take_training(self, worker: Worker, *_: Any, **__: Any) -> None:
-        """Ignores the phases of functions of `tfring.elastic.run`."""
+        pass
 
     def _take_state(self, worker: Worker, *_: Any, **__: Any) -> None:
-        """Ignores the parts of a worker's state."""
+        pass
 
     def exited(self, name: str, status: int, how: str) -> None:
         """Takes note that a worker's process is gone; `how` is in words."""

@@ -307,7 +307,6 @@ class Rules:
         return not may_come or waited >= _GATHER_SECONDS
 
     def _lose_unreachable(self) -> None:
-        """Loses workers that could not connect, one at a time."""
         while worker := accusations.to_blame(
             self.generation.members, self.generation.unconnected
         ):

@@ -178,7 +178,6 @@ class Server:
         return events
 
     def close(self) -> None:
-        """Closes everything."""
         for role, name in list(self._connections):
             self.drop(role, name)
         for listener in self._listeners.values():
