@@ -32,13 +32,7 @@ def skip_absent(
     files: tuple[Path, ...],
     devices: tuple[Path, ...] = _DEVICES,
 ) -> None:
-    """Tells Open MPI, by the environment, not to look for fabrics.
-
-    Args:
-        environment: The variables of this process, before MPI starts.
-        files: Open MPI's files of settings, which need not exist.
-        devices: The folders with a file for each device.
-    """
+    """Tells Open MPI, by the environment, not to look for fabrics."""
     if any(map(_has_entries, devices)) or any(map(_chooses, files)):
         return
     environment.setdefault(_SETTING, "^ofi")
@@ -52,10 +46,6 @@ def settings_of_ucx(
     """Sets UCX's variables while MPI's library, and UCX with it, is opened.
 
     UCX reads its settings only when it is opened.
-
-    Args:
-        environment: The variables of this process.
-        devices: The folders with a file for each fabric or GPU.
     """
     # UCX remembers which addresses are a GPU's. It does not see all allocations
     # of TensorFlow, and would take them for host memory.

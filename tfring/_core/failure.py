@@ -33,10 +33,8 @@ def end_job_with_this_process(
 ) -> None:
     """Makes an uncaught exception in this process end the job.
 
-    Args:
-        is_another_gone: Tells whether another rank's end has caused the
-            exception.
-        end_job: Takes the status and the exception in words.
+    `is_another_gone` tells whether another rank's end has caused the exception.
+    `end_job` takes the exit status, and the exception in words.
     """
     show = sys.excepthook
 

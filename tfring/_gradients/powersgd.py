@@ -131,9 +131,6 @@ class LowRank:
 
     A copy begins without state.
 
-    Args:
-        compression: Its settings.
-
     Attributes:
         loss_scale: Multiplies the loss, and so the gradients of this step; None
             is 1. Errors are kept without it, since it changes.
@@ -167,10 +164,9 @@ class LowRank:
     ) -> list[_Gradient]:
         """Reduces gradients, the large ones as factors. Collective.
 
-        Args:
-            ready: The gradients, in the order they become ready.
-            reduce: Reduces such a list in one chain.
-            wait_for: Called with the starts of the first chain.
+        `ready` is in the order the gradients become ready. `reduce` reduces
+        such a list in one chain; `wait_for` is called with the starts of the
+        first chain.
 
         Returns:
             The reduced gradients, in the same order.

@@ -316,10 +316,6 @@ class Layout:
     """How the variables of an optimizer are shared out.
 
     It is the same on all ranks, except for each rank's own shares.
-
-    Args:
-        variables: All that the optimizer trains, Keras's or TensorFlow's.
-        options: How their gradients are reduced.
     """
 
     def __init__(

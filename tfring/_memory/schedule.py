@@ -24,10 +24,8 @@ _WAITING = {"TfringAfterStart", "TfringAfterStash"}
 class Schedule:
     """The operations of a graph in a possible order of execution.
 
-    Args:
-        graph: The graph.
-        gradients: The gradients that backpropagation was traced for. Operations
-            that a tape traces for nothing are left out, as by TensorFlow.
+    `gradients` are those that backpropagation was traced for. Operations that a
+    tape traces for nothing are left out, as by TensorFlow.
 
     Attributes:
         operations: The operations, first to last.

@@ -27,14 +27,8 @@ _FORGIVEN = 2.0**-51
 class Reduction:
     """The tensors to send for a group: integer averages become summands.
 
-    Args:
-        op: The reduction of the group.
-        prescale_factor: Multiplies each tensor before the reduction.
-        postscale_factor: Multiplies each result.
-        tensors: The tensors of the group.
-        names: Their names in errors.
-        rank_count: The number of ranks that take part, if it is known; by
-            default they are counted.
+    `names` are the names of `tensors` in errors. `rank_count` is the number of
+    ranks that take part; by default they are counted.
     """
 
     def __init__(

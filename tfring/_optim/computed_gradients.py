@@ -30,10 +30,8 @@ class ComputedGradients:
 
     With several passes it adds up their gradients, and averages the sum.
 
-    Args:
-        options: How gradients are reduced.
-        passes: The number of batches for each update.
-        average_passes: If true, an update takes the mean of the passes' sums.
+    `passes` is the number of batches for each update, which takes the sum of
+    their gradients or, with `average_passes`, the mean.
     """
 
     def __init__(
@@ -78,10 +76,8 @@ class ComputedGradients:
     ) -> Any:
         """Calls `apply` after the last pass.
 
-        Args:
-            pairs: The result of `averaged`.
-            apply: Applies the pairs.
-            count_batch: Called instead of `apply` before the last pass.
+        `pairs` is the result of `averaged`. Before the last pass `count_batch`
+        is called instead of `apply`.
 
         Raises:
             ValueError: There are several passes, and `averaged` was not called.

@@ -57,12 +57,7 @@ def known_to_fit(model: Any) -> Iterator[RunningFit]:
 
 
 def check_is_found(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Refuses a step of a `fit` that does not know of this optimizer.
-
-    Args:
-        optimizer: An optimizer in rounds.
-        variables: The variables that the step trains.
-    """
+    """Refuses a step of a `fit` that does not know of this optimizer."""
     is_found = bool(optimizer._tfring_models())
     if is_found and all(fit.ends_rounds for fit in _fits):
         return  # an eager step has no search for its model

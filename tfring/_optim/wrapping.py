@@ -34,11 +34,9 @@ def is_v1(optimizer: Any) -> bool:
 def checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
     """Returns an optimizer that can be made distributed.
 
-    Args:
-        optimizer: An optimizer of Keras 3, Keras 2 or TensorFlow 1, or a name
-            or a configuration.
-        is_of_keras3_alone: True if an option is set that only Keras 3
-            optimizers support.
+    It may be one of Keras 3, Keras 2 or TensorFlow 1, or a name or a
+    configuration. With `is_of_keras3_alone` an option is set that only
+    optimizers of Keras 3 support.
     """
     runtime.check_joined()
     if is_v1(optimizer) or is_keras2_optimizer(optimizer):
@@ -103,13 +101,8 @@ def distributed(
 ) -> Any:
     """Makes an optimizer average gradients.
 
-    Args:
-        optimizer: The result of `checked_optimizer`.
-        options: How gradients are reduced.
-        name: A new name for the optimizer; None keeps the name.
-        passes: The number of batches to accumulate for an update.
-        average_passes: Whether an update takes their mean, and not their sum.
-        use_locking: For optimizers of TensorFlow 1.
+    `optimizer` is the result of `checked_optimizer`. An update takes the sum of
+    the gradients of `passes` batches or, with `average_passes`, the mean.
 
     Returns:
         `optimizer` itself, changed, or for one of TensorFlow 1 a new optimizer

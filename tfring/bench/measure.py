@@ -118,13 +118,9 @@ def measure(
 
     Collective.
 
-    Args:
-        contestants: The contestants, in the same order on every rank.
-        rounds: The number of turns of each contestant.
-        case: The name of their task, for the rows.
-        count_bytes: The number of bytes they move; 0 leaves out bandwidths.
-        bus_factor: `kinds.Kind.bus_factor` for this number of ranks.
-        progress: Called after each round.
+    The contestants are in the same order on every rank. `case` names their task
+    in the rows, and `count_bytes` is 0 for tasks without a bandwidth.
+    `progress` is called after each round.
 
     Returns:
         A row for each contestant, the same on every rank.

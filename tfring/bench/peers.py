@@ -30,11 +30,8 @@ def _mpi(
 ) -> Call | None:
     """Calls MPI through mpi4py; None if it has no such collective.
 
-    Args:
-        kind: "allreduce", ...
-        mine: This rank's input.
-        expected: An array with the shape and dtype of this rank's result.
-        in_place: Whether the result replaces the input.
+    `expected` has the shape and dtype of this rank's result. With `in_place`
+    the result replaces the input.
     """
     MPI = native.mpi()  # noqa: N806
     world = MPI.COMM_WORLD
@@ -109,11 +106,8 @@ def contestants(
 ) -> list[Contestant]:
     """Returns a contestant for each variant of the collective in `peer`.
 
-    Args:
-        peer: One of `PEERS`, if it is not `missing`.
-        kind: "allreduce", ...
-        mine: This rank's inputs, in one or several arrays.
-        expected: This rank's results.
+    `mine` are this rank's inputs, in one or several arrays. The peer must not
+    be `missing`.
 
     Returns:
         The contestants; an empty list if the peer does not have the collective.

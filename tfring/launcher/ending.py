@@ -49,11 +49,7 @@ class Ending:
     ) -> None:
         """Makes the rules of a job that runs.
 
-        Args:
-            states: The ranks' states, which the caller keeps up to date.
-            ranks: How many ranks the job has.
-            grace_seconds: How long the ranks have to end after a signal that
-                asks them to.
+        The caller keeps the ranks' states up to date.
         """
         self._states = states
         self._ranks = ranks
@@ -111,9 +107,7 @@ class Ending:
     def is_stop_due(self, now: float, *, launcher_failed: bool) -> bool:
         """Returns True, once, when the MPI launcher must end the ranks.
 
-        Args:
-            now: The time.
-            launcher_failed: The launcher has said that the job has failed.
+        `launcher_failed`: the launcher has said that the job has failed.
         """
         if self._stop_signal is not None:
             # All ranks have ended, and the wrappers wait for this.

@@ -107,10 +107,8 @@ class Screen:
     ) -> None:
         """Makes an empty screen.
 
-        Args:
-            write: Writes bytes to a descriptor, 1 or 2.
-            view: Which output is shown, and how.
-            name: Returns the text to put before the lines of a rank.
+        `write` writes bytes to descriptor 1 or 2. `name` returns the text to
+        put before the lines of a rank.
         """
         self._write = write
         self._view = view
@@ -187,9 +185,7 @@ class Screen:
     def tick(self, *, ending: bool = False) -> None:
         """Shows the lines that were held long enough.
 
-        Args:
-            ending: The job is about to end, so the launcher's messages stay
-                held.
+        If the job is `ending`, the launcher's messages stay held.
         """
         due = time.monotonic() - HOLD_SECONDS
         for rank, (since, _) in list(self._held.items()):
@@ -200,9 +196,7 @@ class Screen:
     def close(self, *, explained: bool) -> None:
         """Shows the rest, at the end of the job.
 
-        Args:
-            explained: There is a better explanation than the launcher's
-                messages, which are then dropped.
+        If the failure is `explained`, the launcher's messages are dropped.
         """
         for (stream, rank), (_, rest) in self._unfinished.items():
             self._take_line(stream, rank, rest)

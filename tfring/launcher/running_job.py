@@ -42,18 +42,11 @@ class RunningJob:
     ) -> None:
         """Prepares the run.
 
-        Args:
-            command: The MPI launcher's command line.
-            environment: The environment of the MPI launcher.
-            marks: How it marks the ranks' output.
-            ranks: The number of ranks.
-            view: How the ranks' output is shown.
-            stages: The stages of the job, which is being prepared.
-            carriers: For each signal to the ranks, the signal to send to the
-                launcher.
-            grace_seconds: How long the ranks have to end after a signal.
-            meanwhile: What to do while the launcher starts the ranks.
-            lifeline: A descriptor; the job ends at its end of file.
+        `command` and `environment` are the MPI launcher's, and `marks` says how
+        it marks the ranks' output. `carriers` has, for each signal to the
+        ranks, the signal to send to the launcher. `meanwhile` is called while
+        the launcher starts the ranks. The job ends at the end of file of the
+        descriptor `lifeline`.
         """
         self._command = command
         self._environment = environment

@@ -42,10 +42,8 @@ class Stages:
     ) -> None:
         """The first stage begins with the start of this process.
 
-        Args:
-            age_seconds: How long ago this process started; None asks the
-                kernel.
-            clock: Returns the time in seconds.
+        `age_seconds` is how long ago this process started; None asks the
+        kernel.
         """
         if age_seconds is None:
             age_seconds = process_age_seconds()

@@ -99,12 +99,8 @@ def describe(
 ) -> str:
     """Returns the last line of a failed job, about the rank that failed first.
 
-    Args:
-        who: The rank, in words.
-        host: The host of the rank; "" if unknown.
-        status: The exit status; 128 + n if signal n ended the rank.
-        exception: The end of the rank's traceback; "" without one.
-        last_line: The rank's last line on stderr.
+    `who` is the rank in words, and `exception` the end of its traceback.
+    Strings are "" if unknown.
     """
     where = f"{who} (host {host})" if host else who
     if status == ASKS_FOR_MORE:

@@ -66,18 +66,10 @@ def make(
 ) -> ElasticJob:
     """Returns the job that `tfringrun --elastic` was told to run.
 
-    Args:
-        command: The program and its arguments.
-        ranks: `-np`: how many workers the first generation waits for.
-        minimum: The fewest workers that train.
-        maximum: The most; None: one for each slot.
-        spares: How many more workers wait to take a lost one's place.
-        hosts: The machines of `-H`; none for this machine, or for `script`.
-        script: The program that prints the hosts; "" for none.
-        environment: The environment of workers on this machine.
-        exported: The names of variables that other machines need.
-        slots_per_task: How many workers this machine takes if each machine has
-            a task that joins by itself; None if it has none.
+    `ranks` is `-np`, the number of workers that the first generation waits for.
+    By default there may be a worker for each slot. `slots_per_task` is how many
+    workers this machine takes if each machine has a task that joins by itself,
+    and otherwise None.
 
     Raises:
         ValueError: The numbers contradict one another, or a setting is invalid.

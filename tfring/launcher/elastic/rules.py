@@ -135,13 +135,10 @@ class Rules:
     ) -> None:
         """Goes on without a worker, which is killed at the end of its grace.
 
-        Args:
-            worker: A living worker.
-            why: The reason, for the user and for the other workers.
-            grace_seconds: How long it has to end by itself. 0: it is told to
-                end with status 1, and is killed at once.
-            failed: The loss is a failure: of the job, and of the host.
-            tell: Tell the user now. Otherwise the end of its process does.
+        `why` is for the user and for the other workers. Without a grace the
+        worker is told to end with status 1, and is killed at once. A loss that
+        `failed` counts against the job and the host. With `tell` the user is
+        told now, and otherwise when the process has ended.
         """
         self._roster.dismiss(
             worker, why, None if grace_seconds else 1, grace_seconds
@@ -205,7 +202,7 @@ class Rules:
     def _follow_rules(self) -> None:
         self._joiners.let_off()
         self._joiners.let_build()
-        if self._finishing and self._is_over():
+        if self._finishing and self._end_if_over():
             return
         if not self._finishing:
             for worker, why in self._joiners.misfits():
@@ -226,8 +223,8 @@ class Rules:
                     worker, f"host {worker.host} is no longer there"
                 )
 
-    def _is_over(self) -> bool:
-        """Returns True once all members have ended, and then ends the job."""
+    def _end_if_over(self) -> bool:
+        """Ends the job once all members have ended; True if they have."""
         if any(not worker.done for worker in self.generation.members):
             return False
         now = self._clock()
