@@ -287,7 +287,8 @@ def _start_dispatcher(servers: contextlib.ExitStack) -> str:
     """Runs a dispatcher until `servers` ends; returns its address."""
     server = tf.data.experimental.service.DispatchServer()
     servers.callback(server.stop)
-    # The dispatcher calls itself localhost, which is another machine elsewhere.
+    # The dispatcher calls itself localhost, by which other machines do not find
+    # it.
     return f"grpc://{_own_host()}:{server.target.rpartition(':')[2]}"
 
 

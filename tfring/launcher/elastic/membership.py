@@ -126,7 +126,7 @@ class Membership(Rules):
         function: str = "",
         result: str = "",
     ) -> None:
-        """Takes note of a training's phase: "begun", "done" or left.
+        """Takes note of a training's phase: "begun", "done" or "left".
 
         A worker that ends during a training is lost. After it nobody is
         replaced or killed, and an exit status other than 0 is the job's. All

@@ -36,7 +36,7 @@ class Trainings:
         if worker.run > self._ended:
             self._ended = worker.run
             self.results[worker.run] = result
-            # All members begin the next function without commits.
+            # The members begin the next function with a state, and 0 commits.
             self.newest_steps = 0
 
     def has_ended(self, worker: Worker) -> bool:
