@@ -127,7 +127,9 @@ class RunningJob:
             selector.register(self._lifeline, selectors.EVENT_READ, 0)
         selector.register(self._wake, selectors.EVENT_READ, 0)
         ended_at: float | None = None
-        while self._is_open(selector) or ended_at is None:
+        watched = selector.get_map().values()
+        # `data` is the stream of a pipe, and 0 for other descriptors.
+        while ended_at is None or any(key.data for key in watched):
             # Wake up to show held lines, and to end a grace.
             for key, _ in selector.select(0.2):
                 data = os.read(key.fd, 1 << 16)
@@ -153,10 +155,6 @@ class RunningJob:
             reader.close()
         explained = self._ending.is_by_request() or bool(self.failure())
         self._screen.close(explained=explained)
-
-    @staticmethod
-    def _is_open(selector: selectors.BaseSelector) -> bool:
-        return any(key.data for key in selector.get_map().values())
 
     def _take_report(self, report: wrapper.Report) -> None:
         self._states.take(report)

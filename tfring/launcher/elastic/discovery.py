@@ -34,7 +34,8 @@ class Discovery:
         if child is None:
             if now >= self._due:
                 self._due = now + LONGEST_SECONDS
-                self._child = Child(self._program, LONGEST_BYTES)
+                program = Program([self._script])
+                self._child = Child(lambda: program, LONGEST_BYTES)
             return None
         if child.text_bytes > LONGEST_BYTES:
             self.error = f"it printed more than {LONGEST_BYTES >> 20} MiB"
@@ -52,9 +53,6 @@ class Discovery:
     def close(self) -> None:
         if self._child is not None:
             self._child.kill()
-
-    def _program(self) -> Program:
-        return Program([self._script])
 
     def _result(self, child: Child) -> dict[str, int] | None:
         self.error = child.error
