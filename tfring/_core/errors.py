@@ -80,7 +80,7 @@ class DifferentOrdersWarning(UserWarning):
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective cannot go on, and `tfring.elastic.run` starts it again.
+    """A collective has failed; `tfring.elastic.run` starts the function again.
 
     It has Horovod's name, for functions that raise it themselves. The
     collectives raise `tf.errors.UnavailableError`.

@@ -144,7 +144,7 @@ def _check_before_start(comm: Any) -> None:
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            "tfring needs MPI_THREAD_MULTIPLE, as its engine talks to MPI "
+            "tfring needs MPI_THREAD_MULTIPLE, because its engine calls MPI "
             "from a thread of its own. Leave mpi4py.rc.thread_level at "
             "'multiple', or use an MPI library that provides it."
         )

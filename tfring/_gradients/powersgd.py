@@ -17,7 +17,7 @@ them the gradients that are reduced whole; it overlaps with backpropagation. The
 second has right factors, and starts when the first has ended. It does not start
 bucket by bucket: under XLA a failed done frees the memory of all that is in
 flight, and waits for its own chain alone. All left factors are usually one
-bucket anyway, as they are small.
+bucket anyway, because they are small.
 
 Note [The first steps]: they also reduce whole gradients, in a conditional after
 the second round. If the conditional had two ways to reduce in it, nothing could

@@ -45,7 +45,7 @@ def warn_of_same_draws(
         return
     warning = SameDrawsWarning(
         f"tfring: the datasets of the ranks {alike[0]} draw the same random "
-        "numbers in `map`, as they were made with the same seed. Call "
+        "numbers in `map`, because they have the same seed. Call "
         "tf.random.set_seed(seed + tfring.rank()), or keras.utils."
         "set_random_seed, before the dataset is made. If that is meant, ignore "
         "this by warnings.simplefilter('ignore', tfring.SameDrawsWarning)."

@@ -190,8 +190,8 @@ def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
     is_batches = isinstance(x, keras.utils.PyDataset)
     if not is_batches and not array_data_adapter.can_convert_arrays(parts):
         raise TypeError(
-            f"{function}: x is a {type(x).__name__}, of which no place can be "
-            "told from which another job would go on. Pass arrays, a "
+            f"{function}: x is a {type(x).__name__}, which another job cannot "
+            "continue from a place in the middle. Pass arrays, a "
             "keras.utils.PyDataset or a tf.data.Dataset."
         )
     for name in ("validation_split", "steps_per_epoch"):

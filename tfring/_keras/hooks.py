@@ -133,7 +133,7 @@ HOOKS = (
     Hook(_OPTIMIZER, "_get_variable_index", "self variable", _SHARES),
     Hook(_OPTIMIZER, "_lookup_dependency", "self name", "DiLoCo"),
 
-    # Called.
+    # Called by tfring.
     Hook(_OPTIMIZER, "_filter_empty_gradients", "self grads", _SHARES),
     Hook(_OPTIMIZER, "_use_weight_decay", "self variable", _SHARES),
     Hook(_OPTIMIZER, "_untrack_variable", "self variable", _SHARES),

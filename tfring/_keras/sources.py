@@ -51,7 +51,7 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
     Without a seed of the epochs' orders the order stays as it is.
 
     Raises:
-        TypeError: It cannot go on in the middle of an epoch.
+        TypeError: The data cannot be continued in the middle of an epoch.
         ValueError: An argument is missing, or one too many.
     """
     has_batches = isinstance(x, tf.data.Dataset | keras.utils.PyDataset)
@@ -79,7 +79,7 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
         return _made(x, batch_size)
     if inspect.isgenerator(x) or hasattr(x, "__next__"):
         raise TypeError(
-            f"tfring.elastic.fit: a {type(x).__name__} cannot go on where "
+            f"tfring.elastic.fit: a {type(x).__name__} cannot continue where "
             "another rank was. Make a keras.utils.PyDataset of it, whose "
             "batches have numbers, or pass a function of the epoch and the "
             "rows that were taken of it."
@@ -231,8 +231,8 @@ def _check_order(dataset: tf.data.Dataset) -> None:
         seeds = (int(each._seed), int(each._seed2))
         if each._reshuffle_each_iteration in (True, None) or seeds == (0, 0):
             raise ValueError(
-                "tfring.elastic.fit: the dataset is shuffled anew each time, "
-                "and so cannot go on in the middle of an epoch. Pass "
+                "tfring.elastic.fit: the dataset has another order each time, "
+                "and so cannot continue in the middle of an epoch. Pass "
                 "shuffle(..., seed=1, reshuffle_each_iteration=False); or, for "
                 "another order in each epoch, a function of the epoch."
             )

@@ -355,7 +355,7 @@ def decompress(
     tensor = tf.convert_to_tensor(compression.decompress(travelled, context))
     if tensor.dtype != dtype:
         raise TypeError(
-            f"{function}: {compression!r}.decompress must give back "
-            f"{dtype.name}, as it was before compress, got {tensor.dtype.name}."
+            f"{function}: {compression!r}.decompress must return {dtype.name}, "
+            f"the dtype before compress, got {tensor.dtype.name}."
         )
     return tensor

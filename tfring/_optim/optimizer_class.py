@@ -228,7 +228,7 @@ class Distributed(_Optimizer):
         return grads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keras would copy and pickle the plain optimizer, as it saves one. A
+        # Keras would copy and pickle the plain optimizer, as when it saves. A
         # copy that does not average would train each rank alone, silently.
         options = self._tfring_options
         if isinstance(options.groups, list) or options.local_variables:

@@ -34,7 +34,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     A start removes process sets, so the function must add them again. A
     `tf.function` keeps the `tfring.size()` of the time when it was traced; the
-    functions of a `TensorFlowKerasState`'s model are traced anew.
+    functions of a `TensorFlowKerasState`'s model are traced again.
 
     Under `tfringrun --elastic` lost ranks and machines are replaced, as the
     guide on elastic training says. A new worker joins at a commit, by a new

@@ -25,7 +25,7 @@ Runs a command as the ranks of one job:
 Without -H or --hostfile all ranks run on this machine, or on those that the
 batch system has allotted. On other machines, which must be reachable by ssh
 without a password, the command and this Python must exist at the same paths.
-They get this shell's environment, but for what belongs to a login or a machine.
+They get this shell's environment, except what belongs to a login or a machine.
 The ranks' standard input is empty.
 """
 
@@ -259,7 +259,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-stall-check",
         action="store_true",
-        help="both times 0: wait for ever, and do not warn",
+        help="both times 0: wait forever, and do not warn",
     )
 
 

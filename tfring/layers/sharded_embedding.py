@@ -339,7 +339,7 @@ def _checks(
     # The message has no quotes, which the error of a graph would escape.
     text = (
         f"ShardedEmbedding {name}: rank {{}} looks up the id {{}}; ids must "
-        f"be in [0, {count}), as the table has {count} rows."
+        f"be in [0, {count}), because the table has {count} rows."
     )
     has_outside = tf.reduce_any(is_outside)
 

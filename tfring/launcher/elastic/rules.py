@@ -171,8 +171,8 @@ class Rules:
         left_out = self.hosts.strike(host, worker.started, self._clock())
         if left_out:
             self._actions.say(
-                f"host {host} is left out {left_out}, as its workers fail "
-                "again and again."
+                f"host {host} is left out {left_out}, because its workers "
+                "fail again and again."
             )
 
     def _remove_member(self, worker: Worker, why: str) -> None:
