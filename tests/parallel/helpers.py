@@ -12,6 +12,17 @@ import tensorflow as tf
 import tfring
 from tfring._ops.reductions import SUPPORTED_DTYPES
 
+
+def thorough(*values):
+    """A parameter that only the thorough suite has."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def all_thorough_but(in_gate, values):
+    """The parameters `values`, of which the gate has those of `in_gate`."""
+    return [each if each in in_gate else thorough(each) for each in values]
+
+
 # How a step is run; the fixture `mode` has each of them.
 MODES = {
     "eager": lambda function: function,
@@ -23,11 +34,11 @@ without_xla = pytest.mark.parametrize("mode", ["eager", "graph"], indirect=True)
 # XLA in the thorough suite alone.
 xla_is_thorough = pytest.mark.parametrize(
     "mode",
-    ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)],
+    ["eager", "graph", thorough("xla")],
     indirect=True,
 )
 jit_compile_is_thorough = pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+    "jit_compile", [False, thorough(True)]
 )
 NUMPY_REDUCTIONS = {
     tfring.Average: np.mean,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from helpers import assert_each_close, compiled
+from helpers import assert_each_close, compiled, thorough
 
 import tfring
 from tfring.callbacks import BroadcastGlobalVariablesCallback, JoinCallback
@@ -123,9 +123,7 @@ def broadcast(shard_states, rank, size, path):
     return model
 
 
-@pytest.mark.parametrize(
-    "shard_states", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("shard_states", [False, thorough(True)])
 @pytest.mark.parametrize(
     "how", [second_fit, joined, backup, saved, committed, broadcast]
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers import thorough
 
 import tfring
 from tfring.data import compute_worker
@@ -91,9 +92,7 @@ def test_ranks_take_turns(compute_job, rank, size):
 
 
 @pytest.mark.parametrize("side", ["compute", "training"])
-@pytest.mark.parametrize(
-    "several", [pytest.param(False, marks=pytest.mark.thorough), True]
-)
+@pytest.mark.parametrize("several", [thorough(False), True])
 def test_dispatchers(compute_job, rank, size, several, side):
     config = compute_job(dispatchers=size if several else 1, side=side)
     with tf_data_service(config, rank) as address:

@@ -14,6 +14,7 @@ from helpers import (
     assert_each_equal,
     assert_same_on_all_ranks,
     compiled,
+    thorough,
 )
 from keras.callbacks import LambdaCallback
 
@@ -239,9 +240,7 @@ def test_the_first_rank_writes_what_all_would(rank, size, shared_path):
     tfring.barrier()  # before the directory goes
 
 
-@pytest.mark.parametrize(
-    "on", [pytest.param("all ranks", marks=pytest.mark.thorough), "rank 0"]
-)
+@pytest.mark.parametrize("on", [thorough("all ranks"), "rank 0"])
 def test_a_backup_is_restored_on_all_ranks(on, rank, shared_path):
     def backup():
         if on == "rank 0" and rank > 0:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, compiled
+from helpers import assert_same_on_all_ranks, compiled, thorough
 
 import tfring
 
@@ -37,7 +37,7 @@ def trained_alone(kernel, size):
 
 @pytest.mark.parametrize(
     ("jit_compile", "predivide"),
-    [(False, 2.0), pytest.param(True, 1.0, marks=pytest.mark.thorough)],
+    [(False, 2.0), thorough(True, 1.0)],
 )
 def test_averages_are_of_the_ranks_that_have_batches(
     rank, size, jit_compile, predivide

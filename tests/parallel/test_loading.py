@@ -9,6 +9,7 @@ import tensorflow as tf
 from helpers import (
     assert_each_equal,
     assert_same_on_all_ranks,
+    thorough,
     warnings_of,
 )
 
@@ -98,11 +99,11 @@ ROUNDS = {
         ("none", "DiLoCo"),
         ("DiLoCo", "LocalSGD"),
         ("DiLoCo", "DiLoCo"),
-        pytest.param("none", "LocalSGD", marks=pytest.mark.thorough),
-        pytest.param("LocalSGD", "DiLoCo", marks=pytest.mark.thorough),
-        pytest.param("Gossip", "DiLoCo", marks=pytest.mark.thorough),
-        pytest.param("DiLoCo", "Gossip", marks=pytest.mark.thorough),
-        pytest.param("DiLoCo", "none", marks=pytest.mark.thorough),
+        thorough("none", "LocalSGD"),
+        thorough("LocalSGD", "DiLoCo"),
+        thorough("Gossip", "DiLoCo"),
+        thorough("DiLoCo", "Gossip"),
+        thorough("DiLoCo", "none"),
     ],
 )
 def test_rounds_begin_from_any_file(saved_with, loaded_with, rank, shared_path):

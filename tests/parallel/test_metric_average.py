@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from helpers import Largest, compiled
+from helpers import Largest, compiled, thorough
 
 import tfring
 
@@ -102,9 +102,7 @@ def test_the_rank_keeps_its_own_state(rank, size):
         np.testing.assert_allclose(value, own[name], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "validates", [pytest.param(False, marks=pytest.mark.thorough), True]
-)
+@pytest.mark.parametrize("validates", [thorough(False), True])
 def test_an_evaluation_in_a_callback_before_changes_nothing(rank, validates):
     def history(evaluates):
         model = small_model(0.0, METRICS)

@@ -8,7 +8,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Largest, assert_alike, assert_same_on_all_ranks
+from helpers import (
+    Largest,
+    all_thorough_but,
+    assert_alike,
+    assert_same_on_all_ranks,
+    thorough,
+)
 
 import tfring
 
@@ -82,9 +88,9 @@ def parts(size, kind):
     ("kind", "given"),
     [
         ("none", "arrays"),
-        pytest.param("unequal", "dataset", marks=pytest.mark.thorough),
-        pytest.param("dealt", "arrays", marks=pytest.mark.thorough),
-        pytest.param("none", "dataset", marks=pytest.mark.thorough),
+        thorough("unequal", "dataset"),
+        thorough("dealt", "arrays"),
+        thorough("none", "dataset"),
     ],
 )
 def test_evaluation_is_that_of_one_process(kind, given, data, rank, size):
@@ -140,13 +146,7 @@ class AnyInput(keras.Model):
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        each
-        if each in ("scipy", "dictionary")
-        else pytest.param(each, marks=pytest.mark.thorough)
-        for each in INPUTS
-    ],
+    "given", all_thorough_but(("scipy", "dictionary"), INPUTS)
 )
 def test_inputs_that_keras_takes(given, data, rank, size):
     form, dense_of = INPUTS[given]

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_each_equal, data_for
+from helpers import assert_each_equal, data_for, thorough
 
 import tfring
 
@@ -149,7 +149,7 @@ def check_same_bits(offload, make_model, **how):
     [
         (branches_and_skips, 3),
         *(
-            pytest.param(model, 0, marks=pytest.mark.thorough)
+            thorough(model, 0)
             for model in (
                 synchronized_batch_normalization,
                 shared_layers,

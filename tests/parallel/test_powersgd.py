@@ -16,6 +16,7 @@ from helpers import (
     bits_of,
     compiled,
     jit_compile_is_thorough,
+    thorough,
     xla_is_thorough,
 )
 
@@ -81,10 +82,7 @@ def assert_close(results, expected, tolerance=1e-5):
     [
         ("float32", {}),
         ("float16", {"op": tfring.Sum, "groups": 2}),
-        pytest.param(
-            *("float64", {"gradient_predivide_factor": 2.0}),
-            marks=pytest.mark.thorough,
-        ),
+        thorough("float64", {"gradient_predivide_factor": 2.0}),
     ],
 )
 def test_gradients_of_low_rank_are_reproduced(dtype, options, mode, rank, size):
@@ -269,7 +267,7 @@ def fitted(jit_compile, steps_per_execution=1, **options):
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("jit_compile", "steps"),
-    [pytest.param(False, 7, marks=pytest.mark.thorough), (True, 2)],
+    [thorough(False, 7), (True, 2)],
 )
 def test_fit(jit_compile, steps):
     expected = fitted(jit_compile=False).get_weights()

@@ -14,7 +14,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_each_close, assert_same_on_all_ranks
+from helpers import (
+    all_thorough_but,
+    assert_each_close,
+    assert_same_on_all_ranks,
+)
 
 import tfring
 
@@ -369,15 +373,7 @@ class Rounds:
 
 
 @pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(
-            seed, marks=[] if seed < IN_GATE else [pytest.mark.thorough]
-        )
-        for seed in range(ALL)
-    ],
-)
+@pytest.mark.parametrize("seed", all_thorough_but(range(IN_GATE), range(ALL)))
 def test_as_ranks_in_one_process(seed, rank, size, shared_path):
     training = drawn(seed)
     model, saver, path = trained(training, rank, shared_path)

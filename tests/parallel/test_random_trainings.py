@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import all_thorough_but
 
 import tfring
 from tfring import callbacks
@@ -193,15 +194,7 @@ def trained(training, rank, size, *, plain):
 
 
 @pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(
-            seed, marks=[] if seed < IN_GATE else [pytest.mark.thorough]
-        )
-        for seed in range(ALL)
-    ],
-)
+@pytest.mark.parametrize("seed", all_thorough_but(range(IN_GATE), range(ALL)))
 def test_as_one_process(seed, rank, size):
     training = drawn(seed)
     model, logs = trained(training, rank, size, plain=False)

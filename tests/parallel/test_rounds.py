@@ -15,6 +15,7 @@ from helpers import (
     bits_of,
     compiled,
     jit_compile_is_thorough,
+    thorough,
     without_xla,
 )
 from trainings_in_rounds import (
@@ -282,9 +283,7 @@ def test_a_continued_training_does_not_begin_anew(rank, size):
     assert len(set(kernels_after(model, rank, 1))) == size
 
 
-@pytest.mark.parametrize(
-    "scaled", [pytest.param(False, marks=pytest.mark.thorough), True]
-)
+@pytest.mark.parametrize("scaled", [thorough(False), True])
 def test_a_file_has_the_outer_optimizers_state(scaled, rank, size, tmp_path):
     """Two trainings of two rounds are one of four, whoever loads the file."""
 

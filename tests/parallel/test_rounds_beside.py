@@ -10,12 +10,11 @@ from helpers import (
     assert_each_close,
     assert_each_equal,
     assert_same_on_all_ranks,
+    thorough,
 )
 
 import tfring
 from tfring._state.records import notes_on
-
-thorough = pytest.mark.thorough
 
 
 def data(rank, shift=0.0):
@@ -51,9 +50,7 @@ def at_epoch_ends(action):
     return keras.callbacks.LambdaCallback(on_epoch_end=action)
 
 
-@pytest.mark.parametrize(
-    "run_eagerly", [pytest.param(True, marks=thorough), False]
-)
+@pytest.mark.parametrize("run_eagerly", [thorough(True), False])
 def test_the_first_round_shows_the_statistics_before_it(run_eagerly, rank):
     norm = keras.layers.BatchNormalization(momentum=0.5)
     model = compiled(distributed(tfring.DiLoCo(20, start=6)), norm)
@@ -81,9 +78,7 @@ def test_statistics_are_loaded_between_fits(rank, shared_path):
     assert np.all(seen[0] > 9)
 
 
-@pytest.mark.parametrize(
-    "run_eagerly", [True, pytest.param(False, marks=thorough)]
-)
+@pytest.mark.parametrize("run_eagerly", [True, thorough(False)])
 def test_outer_momentum_moves_no_frozen_layer(run_eagerly, rank):
     frozen = keras.layers.Dense(3)
     model = compiled(distributed(tfring.DiLoCo(4)), frozen)
@@ -135,7 +130,7 @@ def test_a_callback_s_value_stays(rank):
     assert [*seen, float(scale.factor)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("before", [True, pytest.param(False, marks=thorough)])
+@pytest.mark.parametrize("before", [True, thorough(False)])
 def test_a_checkpoint_has_the_outer_optimizer(before, rank, tmp_path):
     """Restored before the optimizer is built, or after it."""
     model = compiled(distributed(tfring.DiLoCo(4)))
@@ -167,7 +162,7 @@ def test_a_round_that_was_left_open_ends(several_ranks, rank):
 
 @pytest.mark.parametrize(
     "sync",
-    [tfring.LocalSGD(100), pytest.param(tfring.Gossip(), marks=thorough)],
+    [tfring.LocalSGD(100), thorough(tfring.Gossip())],
 )
 def test_means_keep_constraints(sync, rank):
     layer = keras.layers.Dense(
@@ -320,8 +315,8 @@ ALL_ROUNDS = pytest.mark.parametrize(
     "sync",
     [
         tfring.LocalSGD(3),
-        pytest.param(tfring.DiLoCo(3), marks=thorough),
-        pytest.param(tfring.Gossip(every=3), marks=thorough),
+        thorough(tfring.DiLoCo(3)),
+        thorough(tfring.Gossip(every=3)),
     ],
     ids=["LocalSGD", "DiLoCo", "Gossip"],
 )
@@ -330,7 +325,7 @@ ALL_ROUNDS = pytest.mark.parametrize(
 @ALL_ROUNDS
 @pytest.mark.parametrize(
     ("is_frozen", "run_eagerly"),
-    [(True, False), (False, True), pytest.param(False, False, marks=thorough)],
+    [(True, False), (False, True), thorough(False, False)],
 )
 def test_a_teacher_is_the_same_at_the_ends_of_epochs(
     sync, is_frozen, run_eagerly, rank

@@ -12,6 +12,7 @@ from helpers import (
     bits_of,
     compiled,
     state_bits,
+    thorough,
     without_xla,
 )
 
@@ -172,7 +173,7 @@ def noise_of_keras():
 @pytest.mark.parametrize(
     "noise",
     [
-        pytest.param(lambda: noise_of_tensorflow, marks=pytest.mark.thorough),
+        thorough(lambda: noise_of_tensorflow),
         lambda: noise_in_a_branch,
         noise_of_keras,
     ],

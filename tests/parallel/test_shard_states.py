@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import (
+    all_thorough_but,
     assert_each_close,
     assert_each_equal,
     assert_same_on_all_ranks,
+    thorough,
     xla_is_thorough,
 )
 
@@ -86,13 +88,7 @@ def compare(make, mode, exact=True, rtol=2e-5, atol=2e-6, **options):
     return with_shares, without
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.thorough] * (name != "Nadam"))
-        for name in OPTIMIZERS
-    ],
-)
+@pytest.mark.parametrize("name", all_thorough_but(["Nadam"], OPTIMIZERS))
 def test_every_optimizer(name, size):
     with_shares, without = compare(OPTIMIZERS[name], tf.function)
     # Small sizes: a rank has up to 64 bytes more of each variable.
@@ -190,21 +186,20 @@ OPTIONS = {
 }
 INEXACT = ("clipnorm", "global_clipnorm")
 IN_THE_GATE = ("averages", "global_clipnorm", "loss scaling")
-thorough = pytest.mark.thorough
 
 
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
+        *((name, "graph") for name in IN_THE_GATE),
         *(
-            pytest.param(
-                *(name, "graph"), marks=[thorough] * (name not in IN_THE_GATE)
-            )
+            thorough(name, "graph")
             for name in OPTIONS
+            if name not in IN_THE_GATE
         ),
         # These options have collectives inside of a condition.
         *(
-            pytest.param(name, "xla", marks=thorough)
+            thorough(name, "xla")
             for name in ("loss scaling", "averages", "accumulation")
         ),
     ],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import (
+    all_thorough_but,
     assert_alike,
     assert_each_close,
     assert_each_equal,
@@ -15,6 +16,7 @@ from helpers import (
     bits_of,
     compiled,
     state_bits,
+    thorough,
     with_loss_scale,
     without_xla,
 )
@@ -262,13 +264,7 @@ def check_file(path, name, size):
     assert len(of_file) == len(expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.thorough] * (name != "Adam"))
-        for name in OPTIMIZERS
-    ],
-)
+@pytest.mark.parametrize("name", all_thorough_but(["Adam"], OPTIMIZERS))
 def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
     saves = keras.callbacks.ModelCheckpoint(f"{shared_path}/all.keras")
     weights = keras.callbacks.ModelCheckpoint(
@@ -423,9 +419,7 @@ def test_a_sum_of_accumulated_gradients(rank, size):
     assert_trained(model, trained_alone("SGD", size, passes=2))
 
 
-@pytest.mark.parametrize(
-    "inside", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("inside", [False, thorough(True)])
 def test_loss_scale(inside, rank, size, shared_path):
     path = f"{shared_path}/model.keras"
     optimizer = with_loss_scale(OPTIMIZERS["Adam"](), inside=inside)

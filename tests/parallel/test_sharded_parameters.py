@@ -12,6 +12,7 @@ from helpers import (
     assert_alike,
     assert_each_close,
     assert_each_equal,
+    thorough,
     with_loss_scale,
 )
 
@@ -22,10 +23,6 @@ layers, optimizers = keras.layers, keras.optimizers
 WORDS, WIDTH, LENGTH, BATCH, STEPS = 60, 16, 4, 4, 3
 # The groups are the embedding, each of the blocks, and the head.
 SCOPE = {"min_elements": 200, "group_bytes": 6200}
-
-
-def thorough(*values):
-    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 pytestmark = pytest.mark.usefixtures("several_ranks")

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, data_for
+from helpers import assert_same_on_all_ranks, data_for, thorough
 
 import tfring
 
@@ -128,7 +128,7 @@ HOW = {
     [
         (cnn_beside_embedding, "adamw", "compiled"),
         *(
-            pytest.param(*case, marks=pytest.mark.thorough)
+            thorough(*case)
             for case in (
                 (cnn_beside_embedding, "adamw", "plain"),
                 (cnn_beside_embedding, "adamw", "eager"),

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import warnings_of
+from helpers import thorough, warnings_of
 
 import tfring
 from tfring._gradients import reducer
@@ -67,9 +67,7 @@ def sgd():
     return keras.optimizers.SGD()
 
 
-@pytest.mark.parametrize(
-    "eagerly", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("eagerly", [False, thorough(True)])
 @pytest.mark.parametrize(
     ("kind", "wrap", "warns"),
     [

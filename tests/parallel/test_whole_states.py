@@ -13,6 +13,7 @@ from helpers import (
     bits_of,
     compiled,
     state_bits,
+    thorough,
 )
 
 import tfring
@@ -56,9 +57,7 @@ def fit(model, epochs=1, callbacks=()):
     return model
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [pytest.param(False, marks=pytest.mark.thorough), True]
-)
+@pytest.mark.parametrize("jit_compile", [thorough(False), True])
 def test_fit(jit_compile):
     without = adam(shard_states=False)
     expected = fit(small_model(without, jit_compile))
@@ -244,7 +243,7 @@ def test_optimizers_that_are_attributes(rank, shared_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["a.keras", pytest.param("a.weights.h5", marks=pytest.mark.thorough)],
+    ["a.keras", thorough("a.weights.h5")],
 )
 def test_a_refusal_leaves_the_file_as_it_was(
     name, several_ranks, rank, tmp_path
