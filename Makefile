@@ -148,11 +148,11 @@ WHOLE := accumulation data_service docs fit_agreement large loading \
   local_variables offload random_features random_trainings training \
   undistributed user_scripts xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
-  elastic_fit join_callback process_sets reducer set_collectives shard_states \
-  training_sets whole_states
+  elastic_fit join_callback process_sets reducer refused_shards saving_shards \
+  set_collectives shard_states training_sets whole_states
 LEFT_OUT_3 := $(WHOLE) autograph callbacks clipping compression compressors \
   data join_callback keras2 loss_reductions metric_average monitor names not_broadcast objects \
-  optimizer reducer runtime seeds sessions state timeline whole_states
+  optimizer reducer refused_shards runtime seeds sessions state timeline whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
 # The others are `trainings`.

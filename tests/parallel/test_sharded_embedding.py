@@ -14,31 +14,28 @@ from helpers import (
     assert_each_equal,
     assert_same_on_all_ranks,
     bits_of,
-    compiled,
     state_bits,
     thorough,
     with_loss_scale,
     without_xla,
 )
+from sharded_tables import (
+    BATCH,
+    OPTIMIZERS,
+    ROWS,
+    STEPS,
+    TABLE,
+    WIDTH,
+    batches_of,
+    fit,
+    make_model,
+    model_with,
+    with_table,
+)
 
 import tfring
 from tfring._state.records import notes_on
 from tfring.layers import ShardedEmbedding, sharded_embedding
-
-ROWS, WIDTH, BATCH, STEPS = 23, 3, 4, 5
-OPTIMIZERS = {
-    "SGD": lambda **how: keras.optimizers.SGD(0.1, momentum=0.9, **how),
-    "Adagrad": lambda **how: keras.optimizers.Adagrad(0.1, **how),
-    "Adam": lambda **how: keras.optimizers.Adam(0.1, **how),
-}
-TABLE = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
-
-
-def batches_of(rank):
-    """Ids that repeat in a batch and between ranks, and targets."""
-    rng = np.random.default_rng([1, rank])
-    ids = ROWS * rng.power(0.4, (STEPS * BATCH, 2))
-    return ids.astype(int) % ROWS, rng.normal(size=(STEPS * BATCH, 1))
 
 
 def batches_of_all(size):
@@ -50,36 +47,6 @@ def batches_of_all(size):
         ).reshape(STEPS * size * BATCH, -1)
         for parts in zip(*of_ranks, strict=True)
     ]
-
-
-def with_table(**how):
-    embedding = ShardedEmbedding(ROWS, WIDTH, **how)
-    embedding.set_table(TABLE)
-    return embedding
-
-
-def model_with(optimizer, embedding=None, **how):
-    embedding = with_table() if embedding is None else embedding
-    keras.utils.set_random_seed(3)
-    return compiled(
-        optimizer,
-        keras.Input((2,), dtype="int32"),
-        embedding,
-        keras.layers.Flatten(),
-        keras.layers.Dense(1),
-        **how,
-    )
-
-
-def sharded(optimizer=None, **how):
-    optimizer = optimizer or OPTIMIZERS["Adam"]()
-    return model_with(tfring.DistributedOptimizer(optimizer, **how))
-
-
-def fit(model, rank, **how):
-    ids, y = batches_of(rank)
-    model.fit(ids, y, batch_size=BATCH, shuffle=False, verbose=0, **how)
-    return model
 
 
 def trained_alone(name, size, passes=1):
@@ -115,7 +82,7 @@ def test_fit(name, rank, size):
         tfring.callbacks.BroadcastGlobalVariablesCallback(0),
         tfring.callbacks.ConsistencyCheckCallback(1),
     ]
-    model = fit(sharded(OPTIMIZERS[name]()), rank, callbacks=callbacks)
+    model = fit(make_model(OPTIMIZERS[name]()), callbacks=callbacks)
     assert not model.jit_compile
     assert_trained(model, trained_alone(name, size))
 
@@ -146,24 +113,6 @@ def test_loop(by, mode, rank, size):
     for begin in range(0, len(ids), BATCH):
         step(ids[begin : begin + BATCH], tf.cast(y, "float32")[begin:][:BATCH])
     assert_trained(model, trained_alone("Adam", size))
-
-
-def test_sum_of_the_ranks(rank, size):
-    """`op=tfring.Sum` takes the gradient of the sum of the ranks' losses."""
-    optimizer = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(0.1), op=tfring.Sum, sparse_as_dense=True
-    )
-    embedding = ShardedEmbedding(ROWS, WIDTH, "zeros")
-    embedding.build()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(embedding(tf.constant([1, 1, 4]))) * (rank + 1)
-    [gradient] = tape.gradient(loss, [embedding.rows.value])
-    optimizer.apply([gradient], [embedding.rows])
-    expected = np.zeros((ROWS, WIDTH))
-    expected[1], expected[4] = 2, 1
-    np.testing.assert_allclose(
-        embedding.table(), -0.1 * expected * size * (size + 1) / 2, rtol=1e-6
-    )
 
 
 @without_xla
@@ -270,8 +219,8 @@ def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
     weights = keras.callbacks.ModelCheckpoint(
         f"{shared_path}/all.weights.h5", save_weights_only=True
     )
-    model = sharded(OPTIMIZERS[name]())
-    fit(model, rank, callbacks=[saves, weights])
+    model = make_model(OPTIMIZERS[name]())
+    fit(model, callbacks=[saves, weights])
     table = model.layers[0].table()
     if rank == 0:
         check_file(f"{shared_path}/all.weights.h5", name, size)
@@ -279,7 +228,7 @@ def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
     np.testing.assert_array_equal(again.layers[0].table(), table)
     # With its momenta.
     for each in (again, model):
-        fit(each, rank)
+        fit(each)
     assert state_bits(again) == state_bits(model)
 
 
@@ -303,73 +252,13 @@ def test_a_model_that_its_first_batch_builds(rank, shared_path):
     saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
     broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
     ids, y = batches_of(rank)
-    fit(model, rank, callbacks=[broadcast, saves], validation_data=(ids, y))
+    fit(model, callbacks=[broadcast, saves], validation_data=(ids, y))
     again = Deferred()
     again(ids)
     again.load_weights(path)
     assert bits_of(again.variables) == bits_of(model.variables)
     assert (again.fixed.table() == 1).all()
     assert model.predict(ids, verbose=0).shape == (STEPS * BATCH, 1)
-
-
-def test_a_part_is_not_saved(several_ranks, rank, tmp_path):
-    model = fit(sharded(), rank)
-
-    def refusal(save, path):
-        path = tmp_path / path
-        path.write_text("the last one")
-        with pytest.raises(RuntimeError, match="No file has been writ") as e:
-            save(path)
-        assert path.read_text() == "the last one"
-        return str(e.value)
-
-    apart = "have not put it together"
-    assert apart in refusal(model.save, "a.keras")
-    assert apart in refusal(model.save_weights, "a.weights.h5")
-    with tfring.whole_states(model, root_rank=0):
-        assert "older format" in refusal(model.save, "a.h5")
-        if rank == 0:
-            model.save(tmp_path / "b.keras")
-        else:
-            assert "for rank 0 alone" in refusal(model.save, "a.keras")
-    with tfring.whole_states(model):
-        fit(model, rank)
-        assert "has changed since" in refusal(model.save, "a.keras")
-    for target in (model, model.optimizer):
-        with pytest.raises(NotImplementedError, match="to_embedding"):
-            tf.train.Checkpoint(target=target).save(str(tmp_path / "c"))
-
-
-def test_what_rank_0_has_loaded_is_broadcast(rank, shared_path):
-    path = f"{shared_path}/of_all.weights.h5"
-    model = fit(sharded(), rank)
-    with tfring.whole_states(model, root_rank=0):
-        if rank == 0:
-            model.save_weights(path)
-    other = sharded()
-    other.optimizer.build(other.trainable_variables)
-    if rank == 0:
-        other.load_weights(path)
-    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
-    fit(other, rank, callbacks=[broadcast])
-    fit(model, rank)
-    assert bits_of(other.variables) == bits_of(model.variables)
-    # A second broadcast leaves each rank's rows as they are.
-    tfring.broadcast_variables(other.variables + other.optimizer.variables)
-    assert bits_of(other.variables) == bits_of(model.variables)
-
-
-def test_backups(rank, shared_path):
-    """Rank 0 alone reads the backup."""
-    directory = f"{shared_path}/backup"
-    model = sharded()
-    keeps = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
-    fit(model, rank, callbacks=[keeps])
-    again = sharded()
-    restores = keras.callbacks.BackupAndRestore(directory)
-    fit(again, rank, epochs=2, callbacks=[restores])
-    fit(model, rank)
-    assert bits_of(again.variables) == bits_of(model.variables)
 
 
 def test_another_root_cannot_share_what_it_has_loaded(several_ranks, rank):
@@ -391,7 +280,7 @@ def test_accumulated_gradients(scaled, rank, size, shared_path):
         if scaled
         else tfring.DistributedOptimizer(adam)
     )
-    fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     expected = trained_alone("Adam", size, passes=2)
     assert_trained(model, expected)
     plain = keras.models.load_model(path).optimizer
@@ -415,7 +304,7 @@ def test_a_sum_of_accumulated_gradients(rank, size):
     optimizer = keras.optimizers.SGD(
         0.1 / size, momentum=0.9, gradient_accumulation_steps=2
     )
-    model = fit(sharded(optimizer, op=tfring.Sum), rank)
+    model = fit(make_model(optimizer, op=tfring.Sum))
     assert_trained(model, trained_alone("SGD", size, passes=2))
 
 
@@ -424,7 +313,7 @@ def test_loss_scale(inside, rank, size, shared_path):
     path = f"{shared_path}/model.keras"
     optimizer = with_loss_scale(OPTIMIZERS["Adam"](), inside=inside)
     model = model_with(optimizer)
-    fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     assert_trained(model, trained_alone("Adam", size))
     again = tfring.load_model(path)
     assert_each_equal(again.optimizer.variables, optimizer.variables)
@@ -439,7 +328,7 @@ def test_mixed_precision(rank, size):
 
 
 def test_to_embedding(rank):
-    model = fit(sharded(), rank)
+    model = fit(make_model())
     [layer, *_] = model.layers
     embedding = layer.to_embedding()
     served = keras.models.clone_model(
@@ -448,51 +337,6 @@ def test_to_embedding(rank):
     )
     ids = batches_of(rank)[0]
     np.testing.assert_array_equal(served(ids), model(ids))
-
-
-REFUSED = {
-    "shard_states": lambda: sharded(shard_states=True),
-    "Adasum": lambda: sharded(op=tfring.Adasum, sparse_as_dense=True),
-    "clipnorm": lambda: sharded(keras.optimizers.SGD(clipnorm=1.0)),
-    "global_clipnorm": lambda: sharded(
-        keras.optimizers.SGD(global_clipnorm=1.0)
-    ),
-    "Lamb": lambda: sharded(keras.optimizers.Lamb()),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused(what, rank):
-    with pytest.raises((NotImplementedError, ValueError), match=what):
-        fit(REFUSED[what](), rank)
-
-
-@pytest.mark.xla
-def test_no_xla(rank):
-    with pytest.warns(UserWarning, match="jit_compile"):  # Keras's own
-        model = model_with(keras.optimizers.SGD(), jit_compile=True)
-    assert not model.jit_compile
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        tf.function(model.layers[0], jit_compile=True)(tf.constant([1]))
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [keras.callbacks.SwapEMAWeights, tfring.callbacks.JoinCallback],
-)
-def test_callbacks_that_are_refused(callback, several_ranks, rank):
-    with pytest.raises(NotImplementedError, match="ShardedEmbedding"):
-        fit(sharded(), rank, callbacks=[callback()])
-
-
-def test_elastic_states_refuse_it():
-    model = sharded()
-    for make, of in (
-        (tfring.elastic.TensorFlowKerasState, model),
-        (tfring.elastic.TensorFlowState, model.variables),
-    ):
-        with pytest.raises(NotImplementedError, match="lost with their rank"):
-            make(of)
 
 
 def test_a_tree_of_the_states_has_whole_tables(rank):
@@ -504,13 +348,13 @@ def test_a_tree_of_the_states_has_whole_tables(rank):
         def on_epoch_end(self, epoch, logs=None):
             trees.append(self.model.get_state_tree(value_format="numpy_array"))
 
-    model = sharded()
-    fit(model, rank, callbacks=[Saver()])
+    model = make_model()
+    fit(model, callbacks=[Saver()])
     leaves = dict(keras.tree.flatten_with_path(trees[-1]))
     tables = [v for v in leaves.values() if np.shape(v) == (ROWS, WIDTH)]
     assert len(tables) == 3  # and two moments
     before = [w.numpy() for w in model.weights]
     tree = trees[-1]
-    fit(model, rank)
+    fit(model)
     model.set_state_tree(tree)
     assert_each_equal(model.weights, before)

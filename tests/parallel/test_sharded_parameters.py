@@ -15,107 +15,26 @@ from helpers import (
     thorough,
     with_loss_scale,
 )
+from sharded_parameters import (
+    SCOPE,
+    WIDTH,
+    WORDS,
+    Block,
+    adam,
+    built,
+    compiled,
+    data,
+    fit,
+    scope,
+    stacked,
+    whole_weights,
+)
 
 import tfring
 from tfring._memory.parameters import parameter_share, parameters_of
 
 layers, optimizers = keras.layers, keras.optimizers
-WORDS, WIDTH, LENGTH, BATCH, STEPS = 60, 16, 4, 4, 3
-# The groups are the embedding, each of the blocks, and the head.
-SCOPE = {"min_elements": 200, "group_bytes": 6200}
-
-
 pytestmark = pytest.mark.usefixtures("several_ranks")
-
-
-@pytest.fixture
-def several_ranks(size):
-    if size == 1:
-        pytest.skip("one process keeps whole parameters")
-
-
-def scope(sharded=True):
-    if sharded:
-        return tfring.shard_parameters(**SCOPE)
-    return contextlib.nullcontext()
-
-
-class Block(layers.Layer):
-    def __init__(self, remat=False, **how):
-        super().__init__(**how)
-        self.remat = remat
-
-    def build(self, shape):
-        self.wide = layers.Dense(3 * WIDTH, activation="tanh")
-        self.narrow = layers.Dense(WIDTH)
-        self.norm = layers.LayerNormalization()
-        self.wide.build(shape)
-        self.narrow.build((*shape[:-1], 3 * WIDTH))
-        self.norm.build(shape)
-        self.built = True
-
-    def call(self, x):
-        def of(y):
-            return self.narrow(self.wide(y))
-
-        return self.norm(x + (keras.remat(of) if self.remat else of)(x))
-
-
-def stacked(blocks=2, *, remat=False, tied=False, lstm=False, regularizer=None):
-    words = keras.Input((LENGTH,), dtype="int32")
-    embed = layers.ReversibleEmbedding(WORDS, WIDTH)
-    x = embed(words)
-    if lstm:
-        x = layers.LSTM(WIDTH, return_sequences=True, use_cudnn=False)(x)
-        x = layers.BatchNormalization()(x)
-    for _ in range(blocks):
-        x = Block(remat)(x)
-    head = layers.Dense(WORDS, kernel_regularizer=regularizer)
-    x = embed(x, reverse=True) if tied else head(x)
-    return keras.Model(words, layers.Activation("linear", dtype="float32")(x))
-
-
-def built(sharded=True, make=stacked):
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(3)
-    with scope(sharded):
-        return make()
-
-
-def data(steps=STEPS):
-    rng = np.random.default_rng(tfring.rank())
-    words = rng.integers(0, WORDS, (steps * BATCH, LENGTH))
-    return words, np.roll(words, 1, axis=1)
-
-
-def adam(**how):
-    return optimizers.Adam(0.01, **how)
-
-
-def compiled(model, optimizer=None, **how):
-    model.compile(
-        optimizer or tfring.DistributedOptimizer(adam(), shard_states=True),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        **{"jit_compile": False, **how},
-    )
-    return model
-
-
-def fit(model, callbacks=(), epochs=1, **how):
-    return model.fit(
-        *data(),
-        batch_size=BATCH,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        callbacks=list(callbacks),
-        **how,
-    )
-
-
-def whole_weights(model):
-    with tfring.whole_states(model):
-        return model.get_weights()
 
 
 def trained_pair(make=stacked, optimizer=adam, distributed=None, **how):
@@ -422,19 +341,6 @@ def whole_states_of(model):
     return [np.asarray(store[str(i)]) for i in range(len(store))]
 
 
-def test_one_rank_alone_cannot_read_whole_weights(rank, tmp_path):
-    model = built()
-    for read in (
-        model.get_weights,
-        lambda: model.save(tmp_path / "model.keras"),
-        lambda: model.save_weights(tmp_path / "model.weights.h5"),
-    ):
-        if rank == 0:
-            with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
-                read()
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.thorough
 def test_callbacks_read_and_write_weights():
     def small():
@@ -449,18 +355,6 @@ def test_callbacks_read_and_write_weights():
     expected = small()
     fit(expected)
     assert_each_equal(whole_weights(model), whole_weights(expected))
-
-
-def test_a_broadcast_gives_all_ranks_what_rank_0_has_loaded(rank):
-    model, values = compiled(built()), np.random.default_rng(1)
-    wanted = [
-        values.normal(size=each.shape).astype("float32")
-        for each in model.weights
-    ]
-    if rank == 0:
-        model.set_weights(wanted)
-    tfring.broadcast_variables(model.weights, 0)
-    assert_each_equal(whole_weights(model), wanted)
 
 
 def test_evaluates_and_predicts():
@@ -512,75 +406,6 @@ def test_a_loop_around_steps_is_an_error():
 
     with pytest.raises(NotImplementedError, match=r"tf\.function of its own"):
         loop()
-
-
-def test_refuses_optimizers_of_whole_variables():
-    for optimizer in ("adam", tfring.DistributedOptimizer("adam")):
-        model = compiled(built(), optimizer)
-        with pytest.raises(NotImplementedError, match="shard_states=True"):
-            fit(model)
-        with pytest.raises(NotImplementedError, match="shard_states=True"):
-            keras.optimizers.get(optimizer).build(model.trainable_variables)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"compression": tfring.Compression.bf16}, "compression"),
-        ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
-        ({"groups": 2}, "groups"),
-        ({"device_dense": "/cpu:0"}, "device_dense"),
-        ({"offload": tfring.Offload()}, "offload"),
-    ],
-)
-def test_refuses_options_that_do_not_reach_it(options, text):
-    optimizer = tfring.DistributedOptimizer(
-        "adam", shard_states=True, **options
-    )
-    with pytest.raises(NotImplementedError, match=f"{text} would"):
-        optimizer.build(built().trainable_variables)
-
-
-def test_refuses_process_sets(first_rank):
-    optimizer = tfring.DistributedOptimizer(
-        "adam", shard_states=True, process_set=first_rank
-    )
-    with pytest.raises(NotImplementedError, match="process_set"):
-        optimizer.build(built().trainable_variables)
-
-
-@pytest.fixture
-def first_rank():
-    added = tfring.add_process_set([0])
-    yield added
-    tfring.remove_process_set(added)
-
-
-def test_refuses_what_it_lacks():
-    model = built()
-    variables = model.trainable_variables
-    with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
-        loss = tf.reduce_sum(model(data(1)[0]))
-    with pytest.raises(NotImplementedError, match=r"plain tf\.GradientTape"):
-        tape.gradient(loss, variables)
-    with pytest.raises(NotImplementedError, match="SavedModel"):
-        tf.train.Checkpoint(model=model).save("unused")
-    variables[0].constraint = keras.constraints.MaxNorm()
-    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
-    with pytest.raises(NotImplementedError, match="constraint"):
-        optimizer.build(variables)
-    scaled = with_loss_scale(
-        adam(gradient_accumulation_steps=2), inside=True, shard_states=True
-    )
-    variables[0].constraint = None
-    with pytest.raises(NotImplementedError, match="accumulates"):
-        scaled.apply([tf.zeros(v.shape) for v in variables], variables)
-
-
-def test_refuses_histograms_of_weights(tmp_path):
-    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1)
-    with pytest.raises(NotImplementedError, match="histogram_freq"):
-        fit(compiled(built()), [board])
 
 
 def test_what_is_not_sharded():

@@ -11,10 +11,10 @@ from helpers import (
     assert_each_close,
     assert_same_on_all_ranks,
     bits_of,
-    compiled,
     state_bits,
     thorough,
 )
+from sharded_states import adam, fit, make_model
 
 import tfring
 from tfring import elastic
@@ -22,46 +22,12 @@ from tfring._gradients import shares
 from tfring._state import state_shares
 from tfring.elastic.variables import _STATES
 
-optimizers = keras.optimizers
-
-
-def adam(shard_states=True, **options):
-    return tfring.DistributedOptimizer(
-        optimizers.Adam(0.01), shard_states=shard_states, **options
-    )
-
-
-def small_model(optimizer=None, jit_compile=False):
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(3)
-    return compiled(
-        optimizer or adam(),
-        keras.Input((12,)),
-        keras.layers.Dense(33, activation="relu"),
-        keras.layers.Dense(8, trainable=False),
-        keras.layers.Dense(1, kernel_constraint="non_neg"),
-        jit_compile=jit_compile,
-    )
-
-
-def fit(model, epochs=1, callbacks=()):
-    rng = np.random.default_rng(tfring.rank())
-    x = rng.normal(size=(16, 12)).astype("float32")
-    y = rng.normal(size=(16, 1)).astype("float32")
-    model.fit(
-        *(x, y, 4, epochs),
-        callbacks=list(callbacks),
-        shuffle=False,
-        verbose=0,
-    )
-    return model
-
 
 @pytest.mark.parametrize("jit_compile", [thorough(False), True])
 def test_fit(jit_compile):
     without = adam(shard_states=False)
-    expected = fit(small_model(without, jit_compile))
-    got = fit(small_model(adam(), jit_compile))
+    expected = fit(make_model(without, jit_compile))
+    got = fit(make_model(adam(), jit_compile))
     assert_same_on_all_ranks(got.trainable_variables)
     assert_each_close(got.variables, expected.variables, rtol=1e-5, atol=1e-6)
 
@@ -69,31 +35,23 @@ def test_fit(jit_compile):
 @pytest.mark.thorough
 def test_offload():
     """Feature maps that leave meanwhile change no bit."""
-    expected = fit(small_model())
+    expected = fit(make_model())
     offload = tfring.Offload(min_bytes=0)
-    got = fit(small_model(adam(offload=offload)))
+    got = fit(make_model(adam(offload=offload)))
     assert offload.statistics().moved > 0
     assert bits_of(got.variables) == bits_of(expected.variables)
 
 
-def test_a_file_is_that_of_the_plain_optimizer(
-    rank, size, shared_path, tmp_path
-):
+def test_a_file_is_that_of_the_plain_optimizer(rank, shared_path):
     path = f"{shared_path}/model.keras"
-    without = fit(small_model(adam(shard_states=False)))
-    model = fit(small_model())
-    if size > 1:
-        with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
-            model.save(f"{tmp_path}/not.keras")
+    without = fit(make_model(adam(shard_states=False)))
+    model = fit(make_model())
     with tfring.whole_states(model, root_rank=0):
         if rank == 0:
             model.save(path)
-        elif rank == 1:
-            with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
-                model.save(f"{tmp_path}/not.keras")
     tfring.barrier()
     plain = keras.models.load_model(path)
-    assert type(plain.optimizer) is optimizers.Adam
+    assert type(plain.optimizer) is keras.optimizers.Adam
     assert_each_close(
         *(plain.optimizer.variables, without.optimizer.variables),
         rtol=1e-5,
@@ -103,25 +61,6 @@ def test_a_file_is_that_of_the_plain_optimizer(
     for each in (again, model):
         fit(each)
     assert state_bits(again) == state_bits(model)
-
-
-def test_what_one_rank_has_loaded_is_broadcast(rank, shared_path):
-    path = f"{shared_path}/of_all.weights.h5"
-    model = fit(small_model())
-    with tfring.whole_states(model):
-        if rank == 0:
-            model.save_weights(path)
-    other = small_model()
-    other.optimizer.build(other.trainable_variables)
-    if rank == 0:
-        other.load_weights(path)
-    fit(other, callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)])
-    fit(model)
-    assert bits_of(other.variables) == bits_of(model.variables)
-    # After its own steps, every rank keeps its states.
-    before = bits_of(other.optimizer.variables)
-    tfring.broadcast_variables(other.optimizer.variables, 0)
-    assert bits_of(other.optimizer.variables) == before
 
 
 def own_variables(optimizer):
@@ -141,7 +80,7 @@ def by_number(variables):
 
 
 def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
-    model = fit(small_model())
+    model = fit(make_model())
     optimizer = model.optimizer
     checkpoint = tf.train.Checkpoint(optimizer=optimizer)
     if size > 1:
@@ -150,61 +89,38 @@ def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
     with tfring.whole_states(optimizer):
         path = checkpoint.save(f"{tmp_path}/own")
         expected = own_variables(optimizer)
-    plain = optimizers.Adam()
-    plain.build(small_model().trainable_variables)
+    plain = keras.optimizers.Adam()
+    plain.build(make_model().trainable_variables)
     status = tf.train.Checkpoint(optimizer=plain).restore(path)
     status.assert_consumed()
     np.testing.assert_equal(by_number(plain.variables), expected)
-    other = small_model().optimizer
+    other = make_model().optimizer
     restored = tf.train.Checkpoint(optimizer=other)
     with pytest.raises(RuntimeError, match="must be built"):
         restored.restore(path)
-    other.build(small_model().trainable_variables)
+    other.build(make_model().trainable_variables)
     tf.train.Checkpoint(optimizer=other).restore(path).assert_consumed()
     assert bits_of(other.variables) == bits_of(optimizer.variables)
-
-
-def test_callbacks_that_save(rank, size, shared_path):
-    model = small_model()
-    callbacks = [
-        tfring.callbacks.BestModelCheckpoint(
-            f"{shared_path}/best.keras", monitor="loss"
-        ),
-        keras.callbacks.BackupAndRestore(
-            f"{shared_path}/backup", delete_checkpoint=False
-        ),
-    ]
-    fit(model, 2, callbacks)
-    best = keras.models.load_model(f"{shared_path}/best.keras")
-    assert best.optimizer.iterations == 8
-    if size > 1:  # No callback has left the states with this rank.
-        with pytest.raises(RuntimeError, match="have not put it together"):
-            model.save(f"{shared_path}/later.keras")
-    # The training resumes after the second epoch.
-    again = small_model()
-    fit(again, 3, [keras.callbacks.BackupAndRestore(f"{shared_path}/backup")])
-    fit(model)
-    assert state_bits(again) == state_bits(model)
 
 
 @pytest.mark.thorough
 def test_checkpoints_between_batches_of_two_fits(shared_path):
     """The callback continues the count of the previous fit."""
     path = f"{shared_path}/last.weights.h5"
-    model = small_model()
+    model = make_model()
     saves = keras.callbacks.ModelCheckpoint(
         path, save_weights_only=True, save_freq=3
     )
     for _ in range(3):
         fit(model, callbacks=[saves])  # 4 batches
-    again = small_model()
+    again = make_model()
     again.optimizer.build(again.trainable_variables)
     again.load_weights(path)
     assert again.optimizer.iterations == model.optimizer.iterations == 12
 
 
 def test_a_callback_may_put_states_together_for_itself(rank, shared_path):
-    model = small_model()
+    model = make_model()
 
     def save(epoch, logs):
         with tfring.whole_states(model, root_rank=0):
@@ -241,37 +157,9 @@ def test_optimizers_that_are_attributes(rank, shared_path):
         assert bits_of(got.variables) == bits_of(expected.variables)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a.keras", thorough("a.weights.h5")],
-)
-def test_a_refusal_leaves_the_file_as_it_was(
-    name, several_ranks, rank, tmp_path
-):
-    path = tmp_path / name
-    path.write_text("the last one")
-    model = fit(small_model())
-    save = model.save_weights if "weights" in name else model.save
-
-    def refusal():
-        with pytest.raises(RuntimeError, match="No file has been writ") as e:
-            save(path)
-        assert path.read_text() == "the last one"
-        assert f"'{model.optimizer.name}'" in str(e.value)
-        return str(e.value)
-
-    assert "have not put it together" in refusal()
-    with tfring.whole_states(model, root_rank=0):
-        if rank != 0:
-            assert "for rank 0 alone" in refusal()
-    with tfring.whole_states(model):
-        fit(model)
-        assert "has changed since" in refusal()
-
-
 def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
     path = tmp_path / "a.h5"
-    model = fit(small_model())
+    model = fit(make_model())
     with tfring.whole_states(model):
         with pytest.raises(RuntimeError, match=r"older format .*No file"):
             model.save(path)
@@ -280,17 +168,8 @@ def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
     assert path.exists()
 
 
-@pytest.mark.parametrize(
-    "callback",
-    [keras.callbacks.SwapEMAWeights, tfring.callbacks.JoinCallback],
-)
-def test_callbacks_that_are_refused(callback):
-    with pytest.raises(NotImplementedError, match="shard_states"):
-        fit(small_model(), callbacks=[callback()])
-
-
 def test_elastic_commits_have_the_whole_state(rank):
-    model = fit(small_model())
+    model = fit(make_model())
     with pytest.raises(ValueError, match="TensorFlowKerasState"):
         elastic.TensorFlowState(model.optimizer.variables)
     state = elastic.TensorFlowKerasState(model, epoch=0)
@@ -326,7 +205,7 @@ def alone(monkeypatch):
 
 
 def test_elastic_ranks_cut_anew(alone):
-    model = fit(small_model())
+    model = fit(make_model())
     state = elastic.TensorFlowKerasState(model)
     state.sync()
     expected = whole(model.optimizer)
@@ -342,11 +221,11 @@ def test_elastic_ranks_cut_anew(alone):
 
 @pytest.mark.parametrize("begins", ["anew", "loaded", "after a training"])
 def test_a_rank_is_lost_before_an_elastic_state_is_shared(begins, alone):
-    model = small_model()
+    model = make_model()
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
     if begins == "loaded":
-        before = fit(small_model()).optimizer
+        before = fit(make_model()).optimizer
         optimizer.load_own_variables(whole(before))
     elif begins == "after a training":
         fit(model)
@@ -360,7 +239,7 @@ def test_a_rank_is_lost_before_an_elastic_state_is_shared(begins, alone):
 
 
 def test_a_trained_share_is_lost_before_an_elastic_state_is_shared(alone):
-    model = fit(small_model())
+    model = fit(make_model())
     state = elastic.TensorFlowKerasState(model)
     alone()
     with pytest.raises(RuntimeError, match="before the first commit"):
@@ -390,9 +269,9 @@ def leaves_of(tree):
 @pytest.mark.parametrize("ranks", ["all", "the last"])
 def test_a_tree_of_the_states_is_that_of_the_plain_optimizer(ranks, rank, size):
     saver = TreeSaver()
-    model = small_model()
+    model = make_model()
     fit(model, callbacks=[saver] if ranks == "all" or rank == size - 1 else [])
-    plain = small_model(adam(shard_states=False))
+    plain = make_model(adam(shard_states=False))
     fit(plain)
     if saver.tree is not None:
         expected = leaves_of(plain.get_state_tree(value_format="numpy_array"))
@@ -401,14 +280,14 @@ def test_a_tree_of_the_states_is_that_of_the_plain_optimizer(ranks, rank, size):
         for key in (each for each in got if each[0] != "metrics_variables"):
             np.testing.assert_allclose(got[key], expected[key], atol=1e-6)
     if ranks == "all":
-        again = small_model()
+        again = make_model()
         again.optimizer.build(again.trainable_variables)
         again.set_state_tree(saver.tree)
         assert state_bits(again) == state_bits(model)
 
 
 def test_a_tree_of_one_rank_s_part_is_refused(several_ranks, rank):
-    model = fit(small_model())
+    model = fit(make_model())
     with pytest.raises(RuntimeError, match="cannot save them alone"):
         model.get_state_tree()
     with pytest.raises(NotImplementedError, match="TreeSaver saves between"):
@@ -438,7 +317,7 @@ def test_orbax_saves_on_one_rank(rank, shared_path):
         def on_train_end(self, logs=None):
             pass
 
-    model = small_model()
+    model = make_model()
     savers = [Saver(f"{shared_path}/{freq}", freq) for freq in ("epoch", 3)]
     fit(model, 2, savers)
     counts = [len(each.saved) for each in savers]
