@@ -227,11 +227,6 @@ def test_a_copy_reduces_in_the_same_way(rank, size):
 
 def test_what_cannot_be_says_so():
     sgd = tf_keras.optimizers.SGD
-    for options in {"shard_states": True}, {"offload": tfring.Offload()}:
-        with pytest.raises(NotImplementedError, match="Keras 3's optimizers"):
-            tfring.DistributedOptimizer(sgd(), **options)
-    with pytest.raises(ValueError, match="use_locking"):
-        tfring.DistributedOptimizer(sgd(), use_locking=True)
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         tfring.DistributedOptimizer(sgd(), backward_passes_per_step=0)
     passes = tfring.DistributedOptimizer(sgd(), backward_passes_per_step=2)

@@ -163,7 +163,5 @@ def test_refuses():
     distributed = tfring.DistributedOptimizer(plain)
     with pytest.raises(ValueError, match="distributed already"):
         tfring.DistributedOptimizer(distributed)
-    with pytest.raises(NotImplementedError, match="shard_states"):
-        tfring.DistributedOptimizer(plain, shard_states=True)
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         tfring.DistributedOptimizer(plain, backward_passes_per_step=0)

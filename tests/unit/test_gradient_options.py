@@ -1,4 +1,7 @@
-"""Arguments that DistributedOptimizer and the tape refuse, and the errors."""
+"""Arguments that DistributedOptimizer and the tape refuse, and the errors.
+
+test_argument_table.py has the arguments that do not go together.
+"""
 
 import keras
 import numpy as np
@@ -98,11 +101,6 @@ def test_refuses_to_accumulate(optimizer, problem):
         tfring.DistributedOptimizer(optimizer, backward_passes_per_step=2)
 
 
-def test_locking_is_refused():
-    with pytest.raises(ValueError, match="use_locking"):
-        tfring.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
-
-
 @pytest.mark.parametrize(
     ("partial", "wrapped"),
     [
@@ -116,13 +114,3 @@ def test_local_layers_are_layers(partial, wrapped):
     for layers in ("dense", [keras.layers.Dense(1), 3]):
         with pytest.raises(ValueError, match="local_layers must be Keras"):
             partial(wrapped, local_layers=layers)
-
-
-def test_power_sgd_is_for_keras_3_alone():
-    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-    for wrap in (
-        tfring.DistributedOptimizer,
-        tfring.PartialDistributedOptimizer,
-    ):
-        with pytest.raises(NotImplementedError, match="PowerSGD are for Keras"):
-            wrap(optimizer, compression=tfring.PowerSGD())

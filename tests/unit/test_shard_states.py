@@ -20,6 +20,7 @@ class OfMine(keras.optimizers.Adam):
     pass
 
 
+# test_argument_table.py has the arguments that do not go with shares.
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
@@ -30,10 +31,7 @@ class OfMine(keras.optimizers.Adam):
             {},
             "does not know .*OfMine",
         ),
-        (keras.optimizers.Adam, {"op": tfring.Adasum}, "Adasum"),
         (keras.optimizers.Adam, {"compression": Compressor}, "compressor"),
-        (keras.optimizers.Adam, {"compression": tfring.PowerSGD()}, "PowerSGD"),
-        (keras.optimizers.Adam, {"device_sparse": "/cpu:0"}, "device_sparse"),
     ],
 )
 def test_refuses_by_name(make, options, text):
