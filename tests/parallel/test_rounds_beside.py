@@ -161,8 +161,7 @@ def test_a_round_that_was_left_open_ends(several_ranks, rank):
 
 
 @pytest.mark.parametrize(
-    "sync",
-    [tfring.LocalSGD(100), thorough(tfring.Gossip())],
+    "sync", [tfring.LocalSGD(100), thorough(tfring.Gossip())]
 )
 def test_means_keep_constraints(sync, rank):
     layer = keras.layers.Dense(
@@ -311,7 +310,12 @@ class Taught(keras.Model):
         return {"loss": loss}
 
 
-ALL_ROUNDS = pytest.mark.parametrize(
+def taught(optimizer, run_eagerly=True, **how):
+    keras.utils.set_random_seed(0)
+    return compile_again(Taught(**how), optimizer, run_eagerly)
+
+
+@pytest.mark.parametrize(
     "sync",
     [
         tfring.LocalSGD(3),
@@ -320,9 +324,6 @@ ALL_ROUNDS = pytest.mark.parametrize(
     ],
     ids=["LocalSGD", "DiLoCo", "Gossip"],
 )
-
-
-@ALL_ROUNDS
 @pytest.mark.parametrize(
     ("is_frozen", "run_eagerly"),
     [(True, False), (False, True), thorough(False, False)],
@@ -330,10 +331,8 @@ ALL_ROUNDS = pytest.mark.parametrize(
 def test_a_teacher_is_the_same_at_the_ends_of_epochs(
     sync, is_frozen, run_eagerly, rank
 ):
-    keras.utils.set_random_seed(0)
-    model = Taught(teacher_is_frozen=is_frozen)
+    model = taught(distributed(sync), run_eagerly, teacher_is_frozen=is_frozen)
     constant = model.constant.get_weights()
-    compile_again(model, distributed(sync), run_eagerly)
     seen = []
     look = at_epoch_ends(lambda *_: seen.extend(model.teacher.get_weights()))
     fit(model, rank, 4, epochs=2, callbacks=[look])
@@ -343,43 +342,41 @@ def test_a_teacher_is_the_same_at_the_ends_of_epochs(
 
 
 def test_a_meeting_by_hand_is_for_a_teacher_too(rank):
-    keras.utils.set_random_seed(0)
-    model = compile_again(Taught(), distributed(tfring.LocalSGD(3)))
+    model = taught(distributed(tfring.LocalSGD(3)))
     x, _ = data(rank)
     model.train_on_batch(x, np.ones((len(x), 3), "float32"))
     model.optimizer.meet()
     assert_same_on_all_ranks(model.weights)
 
 
+def layer_with(optimizer):
+    layer = keras.layers.Flatten()
+    layer.its = optimizer
+    return layer
+
+
 PLACES = {
-    "an object": lambda model, o: Holder(optimizer=o),
-    "a list in an object": lambda model, o: Holder(all=[{"first": o}]),
-    "an object in an object": lambda model, o: Holder(deep=Holder(opt=o)),
+    "a layer": layer_with,
+    "an object": lambda optimizer: Holder(its=optimizer),
+    "a list in an object": lambda optimizer: Holder(all=[{"its": optimizer}]),
+    "an object in an object": lambda optimizer: Holder(
+        deep=Holder(its=optimizer)
+    ),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_optimizer_of_a_part_is_found(place, rank):
-    keras.utils.set_random_seed(0)
     optimizer = distributed(tfring.LocalSGD(3))
-    model = compile_again(Taught(optimizer_in=lambda _: optimizer), None)
-    model.part = PLACES[place](model, optimizer)
-    fit(model, rank, 4)
-    assert_same_on_all_ranks(model.weights)
-
-
-def test_an_optimizer_of_a_layer_is_found(rank):
-    keras.utils.set_random_seed(0)
-    model = Taught(optimizer_in=lambda model: model.student.its_optimizer)
-    model.student.its_optimizer = distributed(tfring.LocalSGD(3))
-    compile_again(model, None)
+    model = taught(None, optimizer_in=lambda _: optimizer)
+    model.part = PLACES[place](optimizer)
     fit(model, rank, 4)
     assert_same_on_all_ranks(model.weights)
 
 
 def test_fit_refuses_an_optimizer_that_it_does_not_find(rank):
     optimizer = distributed(tfring.LocalSGD(3))
-    model = compile_again(Taught(optimizer_in=lambda _: optimizer), None)
+    model = taught(None, optimizer_in=lambda _: optimizer)
     with pytest.raises(RuntimeError, match="make it an attribute"):
         fit(model, rank)
 
