@@ -50,18 +50,24 @@ inline void AwaitQuietGpus() {
   EXPECT_TRUE(Await([] { return FakeCudaCounts().busy_queues == 0; }));
 }
 
-// Sets an option for as long as it lives.
-class WithFakeCuda {
+// Sets an option of a fake, and restores it at the end of its scope.
+class WithOption {
  public:
-  WithFakeCuda(std::atomic<int> fake_cuda::Options::* option, int value)
-      : option_(FakeCuda()->*option), before_(option_.exchange(value)) {}
-  ~WithFakeCuda() { option_ = before_; }
-  WithFakeCuda(const WithFakeCuda&) = delete;
-  WithFakeCuda& operator=(const WithFakeCuda&) = delete;
+  WithOption(std::atomic<int>& option, int value)
+      : option_(option), before_(option_.exchange(value)) {}
+  ~WithOption() { option_ = before_; }
+  WithOption(const WithOption&) = delete;
+  WithOption& operator=(const WithOption&) = delete;
 
  private:
   std::atomic<int>& option_;
   const int before_;
+};
+
+// Sets an option of the fake driver.
+struct WithFakeCuda : WithOption {
+  WithFakeCuda(std::atomic<int> fake_cuda::Options::* option, int value)
+      : WithOption(FakeCuda()->*option, value) {}
 };
 
 // Launches the kernel that adds `count` floats at `from` to themselves.
@@ -80,10 +86,30 @@ inline void LaunchSum(const CudaDriver& driver, CUdeviceptr to,
             absl::OkStatus());
 }
 
-inline std::unique_ptr<CudaDevice> OpenGpu() {
-  auto device = CudaDevice::ForOrdinal(0);
+inline std::unique_ptr<CudaDevice> OpenGpu(int ordinal = 0) {
+  auto device = CudaDevice::ForOrdinal(ordinal);
   EXPECT_TRUE(device.ok()) << device.status();
   return *std::move(device);
+}
+
+// An event at the end of all that is enqueued on a stream.
+inline std::shared_ptr<CudaEvent> RecordEnd(const CudaDevice& device,
+                                            void* stream) {
+  std::shared_ptr<CudaEvent> end = CudaEvent::Create(device).value();
+  EXPECT_EQ(end->Record(stream), absl::OkStatus());
+  return end;
+}
+
+// Returns true if the stream finishes all enqueued work.
+inline bool StreamEnds(const CudaDevice& device, void* stream) {
+  return Await([end = RecordEnd(device, stream)] { return *end->Done(); });
+}
+
+// Returns true if the stream waits for work that a test holds.
+inline bool StreamIsHeld(const CudaDevice& device, void* stream) {
+  const auto end = RecordEnd(device, stream);
+  AwaitQuietGpus();
+  return !*end->Done();
 }
 
 // A copy of `elements` on a GPU, from byte `offset` of its memory on.

@@ -89,22 +89,7 @@ class MpiCudaHandlesTest : public testing::Test {
     EXPECT_EQ(Take(started, device_->stream()).status, absl::OkStatus());
   }
 
-  // Returns true if the framework's stream finishes all enqueued work.
-  bool Ends() {
-    return Await([done = RecordEnd()] { return *done->Done(); });
-  }
-  // Returns true if the framework's stream waits for work that a test holds.
-  bool IsHeld() {
-    const auto end = RecordEnd();
-    AwaitQuietGpus();
-    return !*end->Done();
-  }
-  std::shared_ptr<CudaEvent> RecordEnd() {
-    std::shared_ptr<CudaEvent> end = CudaEvent::Create(*device_).value();
-    EXPECT_EQ(end->Record(nullptr), absl::OkStatus());
-    return end;
-  }
-
+  bool Ends() { return StreamEnds(*device_, /*stream=*/nullptr); }
   std::unique_ptr<CudaDevice> device_;
   std::optional<DeviceElements> data_;
   std::atomic<int> releases_{0};  // of entries' memory
@@ -118,7 +103,7 @@ TEST_F(MpiCudaHandlesTest, MemoryIsReleasedWhenAStreamWaitsForItsLastUse) {
   const Outcome outcome = Take(later, nullptr);
   EXPECT_EQ(outcome.status, absl::OkStatus());
   EXPECT_EQ(releases_, 1);  // not of the first, which is launched, too
-  EXPECT_TRUE(IsHeld());
+  EXPECT_TRUE(StreamIsHeld(*device_, /*stream=*/nullptr));
   EXPECT_EQ(Take(started, nullptr).status, absl::OkStatus());
   EXPECT_EQ(releases_, 2);
   FakeCuda()->held = 0;

@@ -30,18 +30,10 @@ inline fake_nccl::Options* FakeNccl() {
              : reinterpret_cast<fake_nccl::Options* (*)()>(function)();
 }
 
-// Sets an option for as long as it lives.
-class WithFakeNccl {
- public:
+// Sets an option of the fake NCCL.
+struct WithFakeNccl : WithOption {
   WithFakeNccl(std::atomic<int> fake_nccl::Options::* option, int value)
-      : option_(FakeNccl()->*option), before_(option_.exchange(value)) {}
-  ~WithFakeNccl() { option_ = before_; }
-  WithFakeNccl(const WithFakeNccl&) = delete;
-  WithFakeNccl& operator=(const WithFakeNccl&) = delete;
-
- private:
-  std::atomic<int>& option_;
-  const int before_;
+      : WithOption(FakeNccl()->*option, value) {}
 };
 
 inline Options NcclOptions(
@@ -50,12 +42,6 @@ inline Options NcclOptions(
   options.gpu_backend = backend;
   options.device_segment_bytes = 64 << 10;
   return options;
-}
-
-inline std::unique_ptr<CudaDevice> OpenGpu(int ordinal) {
-  auto device = CudaDevice::ForOrdinal(ordinal);
-  EXPECT_TRUE(device.ok()) << device.status();
-  return *std::move(device);
 }
 
 // Calls body(context, device, collectives) on each rank, which has a GPU for

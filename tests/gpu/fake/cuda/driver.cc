@@ -26,9 +26,9 @@ constexpr int kHighestPriority = -5;
 constexpr int kCapabilityMajor = 75;
 constexpr int kCapabilityMinor = 76;
 
-int FromEnvironment(const char* name, int otherwise) {
+void ReadEnvironment(const char* name, std::atomic<int>& option) {
   const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoi(text);
+  if (text != nullptr) option = std::atoi(text);
 }
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
@@ -38,25 +38,13 @@ uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 namespace tfring::fake_cuda {
 
 Options& GetOptions() {
-  static auto* const options =
-      new Options{{FromEnvironment("FAKE_CUDA_DELAY_US", 0)},
-                  {FromEnvironment("FAKE_CUDA_IGNORE_WAITS", 0)},
-                  {FromEnvironment("FAKE_CUDA_HELD", 0)},
-                  {FromEnvironment("FAKE_CUDA_OPEN_OWN", 0)},
-                  {FromEnvironment("FAKE_CUDA_NO_IPC", 0)},
-                  {FromEnvironment("FAKE_CUDA_EXPORTS_LEFT", -1)},
-                  {FromEnvironment("FAKE_CUDA_LAUNCHES_LEFT", -1)},
-                  {FromEnvironment("FAKE_CUDA_DEVICES", 1)},
-                  {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)},
-                  {FromEnvironment("FAKE_CUDA_HELD_DEVICE", -1)},
-                  {FromEnvironment("FAKE_CUDA_NO_COMPILER", 0)},
-                  {FromEnvironment("FAKE_CUDA_CAPABILITY", 90)},
-                  {FromEnvironment("FAKE_CUDA_NO_CODE", 0)},
-                  {FromEnvironment("FAKE_CUDA_BLIND_KERNELS", 0)},
-                  {FromEnvironment("FAKE_CUDA_PINS_LEFT", -1)},
-                  {FromEnvironment("FAKE_CUDA_QUEUES", 0)},
-                  {FromEnvironment("FAKE_CUDA_WAITS", 0)},
-                  {FromEnvironment("FAKE_CUDA_DEPTH", 0)}};
+  static auto* const options = [] {
+    auto* const made = new Options;
+    ReadEnvironment("FAKE_CUDA_DEVICES", made->devices);
+    ReadEnvironment("FAKE_CUDA_OWN_GPUS", made->own_gpus);
+    ReadEnvironment("FAKE_CUDA_QUEUES", made->queues);
+    return made;
+  }();
   return *options;
 }
 

@@ -17,44 +17,6 @@
 // - A handle that is opened twice is mapped once.  It is an error to open a
 //   handle in the process that made it, or to use an unaligned element.  A
 //   process that closes another process's memory while it is read crashes.
-//
-// Options, each also read at the start from the environment as FAKE_CUDA_...:
-//   DELAY_US       every task of a stream starts late by a random time up to
-//                  this
-//   IGNORE_WAITS   n: every n-th wait of a stream, for an event or a number,
-//                  is skipped, a bug that tests must detect; waits of streams
-//                  of ordinary priority, the framework's, are never skipped
-//   HELD           1: the null stream runs no task, 2: no stream of the highest
-//                  priority does
-//   HELD_DEVICE    no stream of that GPU runs a task; -1 is none
-//   OPEN_OWN       1: handles may be opened in the process that made them, so
-//                  that ranks may be threads
-//   NO_IPC         1: there is no IPC, as in some containers
-//   EXPORTS_LEFT   cuIpcGetMemHandle fails after this many have succeeded; -1
-//                  is never
-//   PINS_LEFT      cuMemHostRegister fails after this many have succeeded; -1
-//                  is never
-//   NO_COMPILER    1: PTX cannot be compiled
-//   NO_CODE        1: assembled kernels are refused, as by an older driver
-//   CAPABILITY     of all devices: 90 is 9.0
-//   BLIND_KERNELS  a kernel that reduces this many bytes or more of another
-//                  process's memory reads zeros, while copies are correct, as
-//                  on some buses; 0 is never
-//   LAUNCHES_LEFT  a launch fails after this many have succeeded; -1 is never
-//   DEVICES        the number of GPUs
-//   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
-//   QUEUES         n: the streams of a context share n hardware queues, which
-//                  are assigned in turn.  A task waits for all earlier tasks in
-//                  its queue, from other streams too, as it may with n
-//                  CUDA_DEVICE_MAX_CONNECTIONS; 0: each stream has its own
-//   WAITS          1: the driver waits for the GPU wherever CUDA may: for all
-//                  streams of the context when memory is allocated, pinned or
-//                  opened and when kernels are loaded or unloaded; for the
-//                  copy's stream when unpinned host memory is copied.  0: it
-//                  waits only where CUDA always does, to free, unpin and close
-//                  memory
-//   DEPTH          n: a stream of GPU 0 holds n tasks, and a caller with one
-//                  more task waits; 0: any number
 #ifndef TESTS_GPU_FAKE_CUDA_FAKE_CUDA_H_
 #define TESTS_GPU_FAKE_CUDA_FAKE_CUDA_H_
 
@@ -66,10 +28,55 @@
 
 namespace tfring::fake_cuda {
 
+// The behavior of the fake, which a test may change at any time.
 struct Options {
-  std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
-      launches_left, devices, own_gpus, held_device, no_compiler, capability,
-      no_code, blind_kernels, pins_left, queues, waits, depth;
+  // Every task of a stream starts late by a random time up to this.
+  std::atomic<int> delay_us{0};
+  // n: every n-th wait of a stream, for an event or a number, is skipped, a bug
+  // that tests must detect.  Waits of streams of ordinary priority, which are
+  // the framework's, are never skipped.
+  std::atomic<int> ignore_waits{0};
+  // 1: the null stream runs no task; 2: no stream of the highest priority does.
+  std::atomic<int> held{0};
+  // 1: handles may be opened in the process that made them, so that ranks may
+  // be threads.
+  std::atomic<int> open_own{0};
+  // 1: there is no IPC, as in some containers.
+  std::atomic<int> no_ipc{0};
+  // These calls fail after so many have succeeded; -1 is never.
+  std::atomic<int> exports_left{-1};   // cuIpcGetMemHandle
+  std::atomic<int> pins_left{-1};      // cuMemHostRegister
+  std::atomic<int> launches_left{-1};  // cuLaunchKernel
+  // The number of GPUs.  The environment variable FAKE_CUDA_DEVICES sets it.
+  std::atomic<int> devices{1};
+  // 1: each process has GPUs of its own, by their UUIDs.  Also set by
+  // FAKE_CUDA_OWN_GPUS.
+  std::atomic<int> own_gpus{0};
+  // No stream of this GPU runs a task; -1 is none.
+  std::atomic<int> held_device{-1};
+  // 1: PTX cannot be compiled.
+  std::atomic<int> no_compiler{0};
+  // The compute capability of all devices; 90 is 9.0.
+  std::atomic<int> capability{90};
+  // 1: assembled kernels are refused, as by an older driver.
+  std::atomic<int> no_code{0};
+  // A kernel that reduces this many bytes or more of another process's memory
+  // reads zeros, while copies are correct, as on some buses; 0 is never.
+  std::atomic<int> blind_kernels{0};
+  // n: the streams of a context share n hardware queues, which are assigned in
+  // turn.  A task waits for all earlier tasks in its queue, from other streams
+  // too, as it may with n CUDA_DEVICE_MAX_CONNECTIONS.  0: each stream has its
+  // own.  Also set by FAKE_CUDA_QUEUES.
+  std::atomic<int> queues{0};
+  // 1: the driver waits for the GPU wherever CUDA may: for all streams of the
+  // context when memory is allocated, pinned or opened and when kernels are
+  // loaded or unloaded; for the copy's stream when unpinned host memory is
+  // copied.  0: it waits only where CUDA always does, to free, unpin and close
+  // memory.
+  std::atomic<int> waits{0};
+  // n: a stream of GPU 0 holds n tasks, and a caller with one more task waits;
+  // 0: any number.
+  std::atomic<int> depth{0};
 };
 Options& GetOptions();
 

@@ -9,18 +9,6 @@
 // only after the second query of the communicator's state.  And a collective
 // fills its GPU: once it has begun, no collective of another communicator can
 // begin.  Ranks that begin with different communicators therefore deadlock.
-//
-// Options, each also read at the start from the environment as FAKE_NCCL_...:
-//   VERSION        its own version number
-//   NO_ID          1: there is no unique ID
-//   FAILS_TO_INIT  the rank that cannot connect to its peers; -1 is none
-//   LOST           the rank that all wait for, from the first collective on
-//   ASYNC_ERROR    the rank that notices an error in its first collective
-//   LAUNCHES_LEFT  a launch fails after this many have succeeded; -1 is never
-//   COLLECTIVES    how many there have been, of this process
-//   LAUNCHED       how many of these are on their streams
-//   BEGUN          and how many of these have begun on their GPUs
-//   ANY_ORDER      1: launches in different orders are not reported
 #ifndef TESTS_GPU_FAKE_NCCL_FAKE_NCCL_H_
 #define TESTS_GPU_FAKE_NCCL_FAKE_NCCL_H_
 
@@ -28,9 +16,24 @@
 
 namespace tfring::fake_nccl {
 
+// The behavior of the fake, which a test may change, and counts.
 struct Options {
-  std::atomic<int> version, no_id, fails_to_init, lost, async_error,
-      launches_left, collectives, launched, begun, any_order;
+  std::atomic<int> version{22105};
+  // 1: there is no unique ID.
+  std::atomic<int> no_id{0};
+  // The rank that cannot connect to its peers; -1 is none.
+  std::atomic<int> fails_to_init{-1};
+  // The rank that all wait for, from the first collective on; -1 is none.
+  std::atomic<int> lost{-1};
+  // The rank that notices an error in its first collective; -1 is none.
+  std::atomic<int> async_error{-1};
+  // A launch fails after so many have succeeded; -1 is never.
+  std::atomic<int> launches_left{-1};
+  // Collectives of this process, how many of these are on their streams, and
+  // how many have begun on their GPUs.
+  std::atomic<int> collectives{0}, launched{0}, begun{0};
+  // 1: launches in different orders are not reported.
+  std::atomic<int> any_order{0};
 };
 
 }  // namespace tfring::fake_nccl

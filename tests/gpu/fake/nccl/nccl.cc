@@ -41,23 +41,8 @@ enum Result : int {
 
 enum Op : int { kSum, kProduct, kMax, kMin, kMove };
 
-int FromEnvironment(const char* name, int otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
-
 Options& GetOptions() {
-  static auto* const options =
-      new Options{{FromEnvironment("FAKE_NCCL_VERSION", 22105)},
-                  {FromEnvironment("FAKE_NCCL_NO_ID", 0)},
-                  {FromEnvironment("FAKE_NCCL_FAILS_TO_INIT", -1)},
-                  {FromEnvironment("FAKE_NCCL_LOST", -1)},
-                  {FromEnvironment("FAKE_NCCL_ASYNC_ERROR", -1)},
-                  {FromEnvironment("FAKE_NCCL_LAUNCHES_LEFT", -1)},
-                  {FromEnvironment("FAKE_NCCL_COLLECTIVES", 0)},
-                  {FromEnvironment("FAKE_NCCL_LAUNCHED", 0)},
-                  {FromEnvironment("FAKE_NCCL_BEGUN", 0)},
-                  {FromEnvironment("FAKE_NCCL_ANY_ORDER", 0)}};
+  static auto* const options = new Options;
   return *options;
 }
 
