@@ -1,6 +1,7 @@
 // No exception crosses the C API.
 #include "tfring_ops/capi/c_status.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <new>
@@ -17,11 +18,10 @@ namespace {
 }
 
 TEST(CStatusTest, AnExceptionBecomesAnError) {
-  const std::string memory = RunAsCStatus([]() -> absl::Status { NoMemory(); });
-  EXPECT_NE(memory.find("out of memory or threads: "), std::string::npos);
-  const std::string thread = RunAsCStatus([]() -> absl::Status { NoThread(); });
-  EXPECT_NE(thread.find("Resource temporarily unavailable"), std::string::npos)
-      << thread;
+  EXPECT_THAT(RunAsCStatus([]() -> absl::Status { NoMemory(); }),
+              testing::HasSubstr("out of memory or threads: "));
+  EXPECT_THAT(RunAsCStatus([]() -> absl::Status { NoThread(); }),
+              testing::HasSubstr("Resource temporarily unavailable"));
   EXPECT_STREQ(RunAsCStatus([]() -> absl::Status { throw 1; }),
                "out of memory");
 }

@@ -1,6 +1,7 @@
 // Decisions of the coordinator, and the ranks that receive them.
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "tests/cpp/negotiation_fixture.h"
+#include "tests/cpp/status_matchers.h"
 
 namespace tfring {
 namespace {
@@ -127,9 +129,8 @@ TEST_F(CoordinatorTest, ADifferenceNamesAllRanksThatDiffer) {
   Add(0, MakeRequest("a", {1}));
   Add(1, MakeRequest("a", {2}));
   Add(2, MakeRequest("a", {3}));
-  EXPECT_NE(
-      TakeFailure().status.message().find("(ranks 1 and 2 differ from rank 0)"),
-      absl::string_view::npos);
+  EXPECT_THAT(TakeFailure().status,
+              HasMessage("(ranks 1 and 2 differ from rank 0)"));
 }
 
 TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {
@@ -142,19 +143,16 @@ TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {
   EXPECT_TRUE(response_list.errors.empty());
   ASSERT_EQ(response_list.reports.size(), 1u);
   EXPECT_EQ(response_list.reports[0].ranks, (Ranks{0, 2}));
-  EXPECT_NE(
-      response_list.reports[0].text.find("allreduce of 'a' has waited 30 s for "
-                                         "rank 1; ranks 0 and 2 asked for it"),
-      std::string::npos)
-      << response_list.reports[0].text;
+  EXPECT_THAT(response_list.reports[0].text,
+              testing::HasSubstr("allreduce of 'a' has waited 30 s for rank 1; "
+                                 "ranks 0 and 2 asked for it"));
   Pass(500);
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
   Pass(70);
   const ErrorResponse failure = TakeFailure();
   EXPECT_EQ(failure.ranks, (Ranks{0, 2}));
   EXPECT_EQ(failure.status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_NE(failure.status.message().find("'a' has waited 600 s for rank 1"),
-            absl::string_view::npos);
+  EXPECT_THAT(failure.status, HasMessage("'a' has waited 600 s for rank 1"));
 }
 
 TEST(CoordinatorOptionsTest, ARankThatHangsEndsAJobThatReplacesIt) {
@@ -168,8 +166,7 @@ TEST(CoordinatorOptionsTest, ARankThatHangsEndsAJobThatReplacesIt) {
   const absl::Status status =
       coordinator.CheckStalls(now + std::chrono::seconds(600));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_NE(status.message().find("'a' has waited 600 s for rank 1"),
-            absl::string_view::npos);
+  EXPECT_THAT(status, HasMessage("'a' has waited 600 s for rank 1"));
 }
 
 TEST(CoordinatorOptionsTest, RanksThatWaitForOneAnotherAreNotReplaced) {
@@ -205,23 +202,20 @@ TEST_F(CoordinatorTest, RanksThatWaitForOneAnotherHearOfItWithinSeconds) {
   EXPECT_TRUE(response_list.errors.empty());
   ASSERT_EQ(response_list.reports.size(), 1u);
   EXPECT_EQ(response_list.reports[0].ranks, (Ranks{0, 1, 2}));
-  EXPECT_EQ(response_list.reports[0].text.find(
-                "ranks wait for one another: ranks 0 and 2 in allreduce of 'a' "
-                "for rank 1; rank 1 in barrier of 'b' "),
-            0u)
-      << response_list.reports[0].text;
+  EXPECT_THAT(response_list.reports[0].text,
+              testing::StartsWith(
+                  "ranks wait for one another: ranks 0 and 2 in allreduce of "
+                  "'a' for rank 1; rank 1 in barrier of 'b' "));
   Pass(20);
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
   Pass(574);
   response_list = coordinator_.TakeResponses();
   ASSERT_EQ(response_list.errors.size(), 2u);
   for (const ErrorResponse& failure : response_list.errors) {
-    const absl::string_view text = failure.status.message();
-    EXPECT_NE(text.find(failure.name == "a"
-                            ? ", and rank 1 waits in barrier of 'b'"
-                            : ", and rank 0 waits in allreduce of 'a'"),
-              absl::string_view::npos)
-        << text;
+    EXPECT_THAT(failure.status,
+                HasMessage(failure.name == "a"
+                               ? ", and rank 1 waits in barrier of 'b'"
+                               : ", and rank 0 waits in allreduce of 'a'"));
   }
 }
 
@@ -281,8 +275,7 @@ TEST_F(CoordinatorTest, ADepartureIsTheLastWord) {
   // A response from before the shutdown still runs.
   ASSERT_EQ(response_list.responses.size(), 1u);
   EXPECT_EQ(response_list.shutdown.code(), absl::StatusCode::kUnavailable);
-  EXPECT_NE(response_list.shutdown.message().find("rank 2 has shut down"),
-            absl::string_view::npos);
+  EXPECT_THAT(response_list.shutdown, HasMessage("rank 2 has shut down"));
   coordinator_.Depart(0);
   AddOnAllRanks(MakeRequest("late"));
   Pass(1000);

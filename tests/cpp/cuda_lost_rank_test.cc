@@ -1,5 +1,6 @@
 // A rank is lost, or its GPU fails, while the remaining ranks wait for its
 // work.  They end without it.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,6 +21,7 @@
 #include "tests/cpp/cuda_ring_checks.h"
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/hooked_transport.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 
@@ -317,9 +319,7 @@ TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
            const auto result = gpu.Allreduce(
                scaled, input, /*in_place=*/true,
                [&] { FailLaunches(size == 1 ? 0 : 3 * size, ready, size); });
-           EXPECT_NE(result.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
-                     absl::string_view::npos)
-               << result.status();
+           EXPECT_THAT(result.status(), HasMessage("CUDA_ERROR_LAUNCH_FAILED"));
            failed += result.ok() ? 0 : 1;
          });
   EXPECT_EQ(failed, size);
@@ -336,9 +336,7 @@ TEST(CudaFailingPackTest, ItsErrorReachesAllRanks) {
          [&](const CudaDevice& device, Transport& transport, Transport&) {
            GpuFusion fusion(device, transport, options);
            fusion.CheckAllreduce(c, 10, [&] { FailLaunches(20, ready, 3); });
-           EXPECT_NE(fusion.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
-                     absl::string_view::npos)
-               << fusion.status();
+           EXPECT_THAT(fusion.status(), HasMessage("CUDA_ERROR_LAUNCH_FAILED"));
            ++failed;
            while (failed < 3) std::this_thread::yield();
          });

@@ -9,6 +9,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_engines.h"
 #include "tests/cpp/nccl_ranks.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/nccl/library.h"
 
 namespace tfring {
@@ -55,8 +56,8 @@ void ExpectAllRefused(const std::vector<Choice>& choices,
                       const std::string& reason) {
   for (const Choice& choice : choices) {
     EXPECT_EQ(choice.status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(choice.status.message()),
-                AllOf(HasSubstr("TFRING_GPU_BACKEND=nccl"), HasSubstr(reason)));
+    EXPECT_THAT(choice.status, AllOf(HasMessage("TFRING_GPU_BACKEND=nccl"),
+                                     HasMessage(reason)));
   }
 }
 
@@ -119,9 +120,9 @@ TEST(CudaNcclChoiceTest, OneRankCannotConnect) {
 TEST(CudaNcclEngineTest, ALaunchFails) {
   const WithFakeNccl full(&fake_nccl::Options::launches_left, kSize - 1);
   for (const NcclOutcome& outcome : AllreduceByNccl(kSize)) {
-    EXPECT_THAT(std::string(outcome.status.message()),
-                HasSubstr("ncclAllReduce failed: unhandled cuda error (1): "
-                          "the fake GPU is full"));
+    EXPECT_THAT(outcome.status,
+                HasMessage("ncclAllReduce failed: unhandled cuda error (1): "
+                           "the fake GPU is full"));
   }
 }
 

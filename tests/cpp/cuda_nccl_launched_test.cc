@@ -19,13 +19,13 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_engines.h"
 #include "tests/cpp/nccl_ranks.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr int kSize = 3;
 
@@ -121,7 +121,7 @@ class CudaNcclLaunchedTest : public testing::Test {
     for (const auto& tensor : tensors_) {
       const absl::Status status = tensor->outcome.Wait();
       EXPECT_FALSE(status.ok());
-      EXPECT_THAT(std::string(status.message()), HasSubstr(reason));
+      EXPECT_THAT(status, HasMessage(reason));
       EXPECT_EQ(tensor->outcome.calls(), 1);
     }
   }

@@ -1,4 +1,5 @@
 // The ring between GPUs, its ranks threads with a fake GPU each.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,6 +15,8 @@
 
 namespace tfring {
 namespace {
+
+using testing::HasSubstr;
 
 class CudaTransportTest
     : public testing::TestWithParam<std::tuple<int, Way, int>> {
@@ -91,17 +94,15 @@ TEST(CudaFallbackTest, WhereMemoryCannotBeOpenedAllGoThroughTheHost) {
   // CUDA does not let a process open its own memory, and these ranks are
   // threads of one process.
   const std::string text = WarningOf(WithFakeCuda(&FakeOptions::open_own, 0));
-  const size_t found = text.find("cannot share its GPU's");
-  EXPECT_NE(found, std::string::npos) << text;
-  EXPECT_EQ(text.find("cannot share its GPU's", found + 1), std::string::npos)
-      << text;
-  EXPECT_NE(text.find("CUDA_ERROR_INVALID_CONTEXT"), std::string::npos) << text;
+  const std::string words = "cannot share its GPU's";
+  EXPECT_THAT(text, testing::AllOf(HasSubstr(words),
+                                   HasSubstr("CUDA_ERROR_INVALID_CONTEXT")));
+  EXPECT_EQ(text.rfind(words), text.find(words)) << text;
 }
 
 TEST(CudaFallbackTest, WhereThereIsNoIpcAllGoThroughTheHost) {
-  EXPECT_NE(WarningOf(WithFakeCuda(&FakeOptions::no_ipc, 1))
-                .find("CUDA_ERROR_NOT_SUPPORTED"),
-            std::string::npos);
+  EXPECT_THAT(WarningOf(WithFakeCuda(&FakeOptions::no_ipc, 1)),
+              HasSubstr("CUDA_ERROR_NOT_SUPPORTED"));
 }
 
 // Streams wait for each other by counters in pinned memory.
@@ -110,9 +111,8 @@ TEST(CudaFallbackTest, WhereMemoryCannotBePinnedAllGoThroughTheHost) {
   // Each of three ranks pins its own counters first, and then the counters of
   // two peers.
   for (const int pins : {0, 2, 3, 8}) {
-    EXPECT_NE(WarningOf(WithFakeCuda(&FakeOptions::pins_left, pins))
-                  .find("CUDA_ERROR_NOT_SUPPORTED"),
-              std::string::npos)
+    EXPECT_THAT(WarningOf(WithFakeCuda(&FakeOptions::pins_left, pins)),
+                HasSubstr("CUDA_ERROR_NOT_SUPPORTED"))
         << pins;
   }
 }

@@ -6,6 +6,7 @@
 
 #include "tests/cpp/cuda_ranks.h"
 #include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/nccl/collectives.h"
 #include "tfring_ops/nccl/library.h"
 
@@ -26,8 +27,7 @@ TEST(CudaWithoutNcclTest, TheRingWhereItMay) {
     options.gpu_backend = Options::GpuBackend::kNccl;
     const auto refused = MakeNcclCollectives(*device, *hosts[rank], options);
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(refused.status().message()),
-                testing::HasSubstr("rank 0: no NCCL: libnccl.so.2"));
+    EXPECT_THAT(refused.status(), HasMessage("rank 0: no NCCL: libnccl.so.2"));
   });
 }
 

@@ -4,6 +4,7 @@
 #ifndef TESTS_CPP_ENGINES_H_
 #define TESTS_CPP_ENGINES_H_
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -19,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/engine.h"
 #include "tfring_ops/engine/process_set.h"
@@ -270,8 +272,7 @@ inline void ExpectError(FloatEntry& entry, std::optional<absl::StatusCode> code,
   const absl::Status status = entry.outcome.Wait();
   EXPECT_FALSE(status.ok()) << entry.request.name;
   EXPECT_EQ(status.code(), code.value_or(status.code())) << status;
-  EXPECT_NE(status.message().find(text), absl::string_view::npos)
-      << "no '" << text << "' in: " << status;
+  EXPECT_THAT(status, HasMessage(std::string(text)));
   EXPECT_EQ(entry.outcome.calls(), 1);
 }
 inline void ExpectErrors(const Entries& entries,

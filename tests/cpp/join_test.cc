@@ -12,6 +12,7 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/negotiation_fixture.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/engine/execution/neutral_contribution.h"
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
@@ -107,8 +108,8 @@ TEST_F(JoinNegotiationTest, ARankThatHasJoinedAsksInVain) {
   EXPECT_EQ(response_list.errors[0].ranks, Ranks{2});
   EXPECT_EQ(response_list.errors[0].status.code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(response_list.errors[0].status.message()),
-              HasSubstr("allreduce of 'a': rank 2 has joined"));
+  EXPECT_THAT(response_list.errors[0].status,
+              HasMessage("allreduce of 'a': rank 2 has joined"));
 }
 
 TEST_F(JoinNegotiationTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {

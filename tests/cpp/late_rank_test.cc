@@ -1,4 +1,5 @@
 // One rank is late while steps of a cached schedule repeat.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +49,7 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
   static void ExpectWarning(const std::vector<std::string>& parts) {
     const std::string text = testing::internal::GetCapturedStderr();
     for (const std::string& part : parts) {
-      EXPECT_NE(text.find(part), std::string::npos) << text;
+      EXPECT_THAT(text, testing::HasSubstr(part));
     }
   }
 

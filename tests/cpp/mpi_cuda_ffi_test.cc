@@ -15,6 +15,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/fake_xla.h"
 #include "tests/cpp/mpi_world.h"
+#include "tests/cpp/status_matchers.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/ffi/handlers.h"
@@ -22,8 +23,6 @@
 
 namespace tfring {
 namespace {
-
-using testing::HasSubstr;
 
 class MpiCudaFfiTest : public testing::Test {
  protected:
@@ -95,21 +94,8 @@ class MpiCudaFfiTest : public testing::Test {
     stream_ = nullptr;
   }
 
-  // Returns true if XLA's stream finishes all enqueued work.
-  bool Ends() {
-    return Await([done = RecordEnd()] { return *done->Done(); });
-  }
-  // Returns true if XLA's stream waits for work that a test holds.
-  bool IsHeld() {
-    const auto end = RecordEnd();
-    AwaitQuietGpus();
-    return !*end->Done();
-  }
-  std::shared_ptr<CudaEvent> RecordEnd() {
-    std::shared_ptr<CudaEvent> end = CudaEvent::Create(*device_).value();
-    EXPECT_EQ(end->Record(stream_), absl::OkStatus());
-    return end;
-  }
+  bool Ends() { return StreamEnds(*device_, stream_); }
+  bool IsHeld() { return StreamIsHeld(*device_, stream_); }
 
   // The sum of rank + 1 over all ranks.
   float Sum() const { return static_cast<float>(size_ * (size_ + 1) / 2); }
@@ -158,7 +144,7 @@ TEST_F(MpiCudaFfiTest, AnErrorOfAllRanksIsTheDonesAndTheNextStepGoesOn) {
             absl::OkStatus());
   const absl::Status status = Done(Buffer(unequal, count));
   if (size_ > 1) {
-    EXPECT_THAT(std::string(status.message()), HasSubstr("shapes differ"));
+    EXPECT_THAT(status, HasMessage("shapes differ"));
   }
   const DeviceElements equal(*device_,
                              Equal(10, static_cast<float>(rank_ + 1)));
@@ -204,8 +190,7 @@ TEST_F(MpiCudaFfiTest, ADoneThatFailsWaitsForAllThatNobodyCollects) {
     ASSERT_EQ(Start("twice", Buffer(first, 10), "first"), absl::OkStatus());
     ASSERT_EQ(Start("twice", Buffer(second, 10), ""), absl::OkStatus());
     EXPECT_TRUE(Ends());
-    EXPECT_THAT(std::string(Done(Buffer(second, 10)).message()),
-                HasSubstr("Give each its own name"));
+    EXPECT_THAT(Done(Buffer(second, 10)), HasMessage("Give each its own name"));
     EXPECT_TRUE(IsHeld());
   }
   EXPECT_TRUE(Ends());
@@ -240,8 +225,8 @@ TEST_P(MpiCudaFfiMovedTest, ItsErrorWaitsForTheChain) {
                                 : GetParam() == Moved::kResultOfDone
                                     ? Done(a, moved)
                                     : Start("c", moved, a, "");
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("XLA moved a tensor in the middle of a reduction"));
+    EXPECT_THAT(status,
+                HasMessage("XLA moved a tensor in the middle of a reduction"));
     EXPECT_TRUE(IsHeld());
   }
   EXPECT_TRUE(Ends());
@@ -312,7 +297,7 @@ TEST_F(MpiCudaFfiTest, OnTheHostTooAnErrorWaitsForTheChain) {
   if (rank_ == 0) {
     ASSERT_EQ(failed.wait_for(std::chrono::minutes(1)),
               std::future_status::ready);
-    EXPECT_THAT(std::string(failed.get().message()), HasSubstr("XLA moved"));
+    EXPECT_THAT(failed.get(), HasMessage("XLA moved"));
   } else {
     ASSERT_EQ(start("host b", second, handle_of_a, handle_of_b),
               absl::OkStatus());

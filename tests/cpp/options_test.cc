@@ -1,10 +1,13 @@
 #include "tfring_ops/base/options.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <functional>
 #include <string>
+
+#include "tests/cpp/status_matchers.h"
 
 namespace tfring {
 namespace {
@@ -79,9 +82,7 @@ TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {
       setenv(variable, wrong, 1);
       const absl::Status status = Options::FromEnvironment().status();
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wrong;
-      EXPECT_NE(status.message().find(std::string(variable) + "='" + wrong),
-                absl::string_view::npos)
-          << status;
+      EXPECT_THAT(status, HasMessage(std::string(variable) + "='" + wrong));
     }
     unsetenv(variable);
   }
@@ -110,13 +111,11 @@ TEST_F(OptionsTest, EveryNumberHasBounds) {
     }
     for (const char* wrong : {bounds.below, bounds.above}) {
       setenv(bounds.variable, wrong, 1);
-      const std::string message(Options::FromEnvironment().status().message());
-      for (const std::string& part :
-           {std::string(bounds.variable), std::string(wrong),
-            std::string(" from ") + bounds.lowest,
-            std::string(" to ") + bounds.highest}) {
-        EXPECT_NE(message.find(part), std::string::npos) << message;
-      }
+      EXPECT_THAT(
+          Options::FromEnvironment().status(),
+          testing::AllOf(HasMessage(bounds.variable), HasMessage(wrong),
+                         HasMessage(std::string(" from ") + bounds.lowest),
+                         HasMessage(std::string(" to ") + bounds.highest)));
     }
     unsetenv(bounds.variable);
   }

@@ -1,6 +1,7 @@
 // The end of a job over TCP, with shared memory within a node.  Some jobs run
 // in one process.  Others have one process per rank, and the test kills one
 // process.  property_test.cc tests the collectives of such jobs.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/status_matchers.h"
 #include "tests/cpp/tcp_sockets.h"
 #include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/tcp/tcp.h"
@@ -63,8 +65,7 @@ TEST_P(TcpEngineTest, AnAbortEndsACollectiveOnEveryRank) {
   for (int rank = 1; rank < size(); ++rank) {
     const absl::Status status = entries[rank]->outcome.Wait();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_NE(status.message().find(reason.message()), std::string::npos)
-        << status;
+    EXPECT_THAT(status, HasMessage(std::string(reason.message())));
   }
 }
 
