@@ -121,21 +121,16 @@ def test_a_signal_ends_the_job(elastic, number):
     job.check_end(128 + number)
 
 
-def test_a_killed_launcher_leaves_nothing(elastic):
+@pytest.mark.parametrize("are_stopped", [False, True])
+def test_a_killed_launcher_leaves_nothing(elastic, are_stopped):
     job = elastic(
         "--min-np 2 --max-np 3",
         *("--steps=100000", "--fault=w3:fork:5"),
     )
     job.read_until("generation 2: rank", 2)
-    job.process.kill()
-    assert job.nothing_is_left()
-
-
-def test_stopped_workers_of_a_killed_launcher_end_too(elastic):
-    job = elastic("--min-np 2 --max-np 2", "--steps=100000")
-    job.read_until("generation 1: rank", 2)
-    for pid in job.workers():
-        os.kill(pid, signal.SIGSTOP)
+    if are_stopped:
+        for pid in job.workers():
+            os.kill(pid, signal.SIGSTOP)
     job.process.kill()
     assert job.nothing_is_left()
 

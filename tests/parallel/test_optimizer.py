@@ -35,12 +35,6 @@ def applied(optimizer, gradients_of_steps, mode, shape=(2,)):
     return values
 
 
-def test_applies_the_sum(mode, rank, mean_rank, size):
-    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0), op=tfring.Sum)
-    [value] = applied(sgd, [[rank, 1.0]], mode)
-    np.testing.assert_allclose(value, [-mean_rank * size, -size])
-
-
 def test_predivided_average_stays_in_the_range_of_float16(mode, size):
     # On two ranks already, the sum is more than float16 holds.
     for factor in (1.0, size):

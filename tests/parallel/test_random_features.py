@@ -402,22 +402,18 @@ def test_as_ranks_in_one_process(seed, rank, size, shared_path):
     np.testing.assert_allclose(
         table, expected.embedding.embeddings, rtol=2e-4, atol=2e-5, err_msg=note
     )
-    if training.saver == "weights":
-        check_file(training, model, path, rank)
+    if training.saver == "weights" and rank == 0:
+        check_file(training, model, path)
     elif training.saver == "tree":
-        head = dict(keras.tree.flatten_with_path(saver.trained))
-        shapes = {np.shape(leaf) for leaf in head.values()}
+        shapes = set(map(np.shape, keras.tree.flatten(saver.trained)))
         assert (WORDS, 3) in shapes, note
     tfring.barrier()
 
 
-def check_file(training, model, path, rank):
+def check_file(training, model, path):
     """Plain Keras reads whole tables, and without rounds the last weights."""
-    if rank != 0:
-        return
     again = plain_model(training)
     again.compile("sgd", "mse")
-    with keras.saving.custom_object_scope({}):
-        again.load_weights(path, skip_mismatch=True)
+    again.load_weights(path, skip_mismatch=True)
     if not training.sync:
         assert_each_close(again.head.variables, model.head.variables, rtol=1e-6)

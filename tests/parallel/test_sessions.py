@@ -62,21 +62,6 @@ def test_one_result_of_a_group_completes_it(session, rank, size):
     assert session.run(results) == [1, 2]
 
 
-def test_gradients(session, rank, size):
-    x = tf.ones([2 * size, 3])
-    of_rank = np.repeat(np.arange(1.0, size + 1), 2)[:, None]
-    for collective, expected in [
-        (lambda x: tfring.allreduce(x, op=tfring.Sum), size * (size + 1) / 2),
-        (tfring.allgather, (size + 1) / 2),
-        (tfring.alltoall, of_rank),
-        (lambda x: tfring.grouped_reducescatter([x])[0], of_rank),
-    ]:
-        [gradient] = v1.gradients(collective(x) * (rank + 1.0), x)
-        np.testing.assert_allclose(
-            session.run(gradient), np.broadcast_to(expected, [2 * size, 3])
-        )
-
-
 def test_disagreement(session, rank, several_ranks):
     bad = tfring.allreduce(tf.ones([2 + rank]), name="odd")
     good = tfring.allreduce(tf.ones([2]), name="odd")

@@ -176,15 +176,6 @@ def test_validation_does_not_count():
     assert moved == 0
 
 
-def test_a_larger_batch_is_within_the_budget_and_is_forgotten():
-    offload = under_budget(4)
-    step = traced(offload, input_signature=[tf.TensorSpec([None, 64])])
-    step(BATCH)
-    for rows, kept in ((1, 4), (2, 2), (2, 2), (1, 2), (1, 4)):
-        step(tf.repeat(BATCH, rows, axis=0))
-        assert kept_and_moved(offload) == (rows * kept, 4 - kept)
-
-
 def test_the_allocators_count_is_shown_and_left_alone():
     native.capi().tfring_offload_count_allocations()
     offload = under_budget(4)
