@@ -13,12 +13,9 @@
 
 namespace tfring {
 
-inline constexpr DataType kDataTypes[] = {
-    DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32,
-    DataType::kFloat64, DataType::kInt8,     DataType::kInt16,
-    DataType::kInt32,   DataType::kInt64,    DataType::kUint8,
-    DataType::kUint16,  DataType::kUint32,   DataType::kUint64,
-    DataType::kBool};
+#define TFRING_TYPE(enumerator, Type, name) DataType::enumerator,
+inline constexpr DataType kDataTypes[] = {TFRING_FOR_EACH_DTYPE(TFRING_TYPE)};
+#undef TFRING_TYPE
 inline constexpr DataType kFloatTypes[] = {
     DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32,
     DataType::kFloat64};
@@ -33,32 +30,11 @@ using Elements = std::vector<std::byte>;
 template <typename Visitor>
 auto VisitType(DataType dtype, const Visitor& visit) {
   switch (dtype) {
-    case DataType::kFloat16:
-      return visit(Float16());
-    case DataType::kBfloat16:
-      return visit(Bfloat16());
-    case DataType::kFloat32:
-      return visit(float());
-    case DataType::kFloat64:
-      return visit(double());
-    case DataType::kInt8:
-      return visit(int8_t());
-    case DataType::kInt16:
-      return visit(int16_t());
-    case DataType::kInt32:
-      return visit(int32_t());
-    case DataType::kInt64:
-      return visit(int64_t());
-    case DataType::kUint8:
-      return visit(uint8_t());
-    case DataType::kUint16:
-      return visit(uint16_t());
-    case DataType::kUint32:
-      return visit(uint32_t());
-    case DataType::kUint64:
-      return visit(uint64_t());
-    case DataType::kBool:
-      break;
+#define TFRING_VISIT(enumerator, Type, name) \
+  case DataType::enumerator:                 \
+    return visit(Type());
+    TFRING_FOR_EACH_DTYPE(TFRING_VISIT)
+#undef TFRING_VISIT
   }
   return visit(bool());
 }

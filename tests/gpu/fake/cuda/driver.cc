@@ -4,14 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
-#include <mutex>
-#include <new>
-#include <set>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include "tests/gpu/fake/cuda/entry.h"
 #include "tests/gpu/fake/cuda/fake_cuda.h"
@@ -71,26 +64,18 @@ extern "C" [[gnu::visibility("default")]] void* FakeCudaOnHost(void* memory,
 }
 
 ENTRY cuGetErrorName(int result, const char** name) {
-  switch (result) {
-    case kInvalidValue:
-      return *name = "CUDA_ERROR_INVALID_VALUE", kSuccess;
-    case kOutOfMemory:
-      return *name = "CUDA_ERROR_OUT_OF_MEMORY", kSuccess;
-    case kInvalidContext:
-      return *name = "CUDA_ERROR_INVALID_CONTEXT", kSuccess;
-    case kMisaligned:
-      return *name = "CUDA_ERROR_MISALIGNED_ADDRESS", kSuccess;
-    case kInvalidHandle:
-      return *name = "CUDA_ERROR_INVALID_HANDLE", kSuccess;
-    case kIllegalAddress:
-      return *name = "CUDA_ERROR_ILLEGAL_ADDRESS", kSuccess;
-    case kLaunchFailed:
-      return *name = "CUDA_ERROR_LAUNCH_FAILED", kSuccess;
-    case kNotSupported:
-      return *name = "CUDA_ERROR_NOT_SUPPORTED", kSuccess;
-    default:
-      return *name = "CUDA_ERROR_UNKNOWN", kSuccess;
-  }
+  static const std::map<int, const char*> names = {
+      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+      {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+      {kMisaligned, "CUDA_ERROR_MISALIGNED_ADDRESS"},
+      {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+      {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
+      {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"}};
+  const auto found = names.find(result);
+  *name = found == names.end() ? "CUDA_ERROR_UNKNOWN" : found->second;
+  return kSuccess;
 }
 ENTRY cuGetErrorString(int, const char** text) {
   *text = "so says the fake driver";

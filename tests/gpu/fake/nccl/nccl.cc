@@ -12,13 +12,13 @@
 #include <map>
 #include <mutex>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/elements.h"
 #include "tests/gpu/fake/nccl/fake_nccl.h"
 #include "tests/gpu/fake/nccl/meeting.h"
-#include "tfring_ops/base/half.h"
+#include "tfring_ops/base/types.h"
 
 using namespace tfring::fake_nccl;  // NOLINT(google-build-using-namespace)
 
@@ -26,8 +26,8 @@ using namespace tfring::fake_nccl;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-using tfring::Bfloat16;
-using tfring::Float16;
+using tfring::DataType;
+using tfring::ReduceOp;
 
 enum Result : int {
   kSuccess = 0,
@@ -39,7 +39,8 @@ enum Result : int {
   kInProgress = 7,
 };
 
-enum Op : int { kSum, kProduct, kMax, kMin, kMove };
+// Behind the numbers of ncclRedOp_t.
+constexpr int kMove = 4;
 
 Options& GetOptions() {
   static auto* const options = new Options;
@@ -70,53 +71,15 @@ bool InContext(int& device) {
   return get(&device) == 0;
 }
 
-// Calls visit(T()) with the type of an ncclDataType_t.
-template <typename Visitor>
-void VisitType(int type, const Visitor& visit) {
-  switch (type) {
-    case 0:
-      return visit(int8_t());
-    case 1:
-      return visit(uint8_t());
-    case 2:
-      return visit(int32_t());
-    case 3:
-      return visit(uint32_t());
-    case 4:
-      return visit(int64_t());
-    case 5:
-      return visit(uint64_t());
-    case 6:
-      return visit(Float16());
-    case 7:
-      return visit(float());
-    case 8:
-      return visit(double());
-    default:
-      return visit(Bfloat16());
-  }
-}
-
-template <typename T>
-T Reduced(int op, T a, T b) {
-  using Number = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
-  // Integers wrap round.
-  using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, Number>;
-  const auto x = static_cast<Number>(a);
-  const auto y = static_cast<Number>(b);
-  switch (op) {
-    case kSum:
-      return T(
-          static_cast<Number>(static_cast<Wide>(x) + static_cast<Wide>(y)));
-    case kProduct:
-      return T(
-          static_cast<Number>(static_cast<Wide>(x) * static_cast<Wide>(y)));
-    case kMax:
-      return x < y ? b : a;
-    default:
-      return y < x ? b : a;
-  }
-}
+// By the number of an ncclDataType_t.
+constexpr DataType kTypes[] = {DataType::kInt8,    DataType::kUint8,
+                               DataType::kInt32,   DataType::kUint32,
+                               DataType::kInt64,   DataType::kUint64,
+                               DataType::kFloat16, DataType::kFloat32,
+                               DataType::kFloat64, DataType::kBfloat16};
+// By the number of an ncclRedOp_t.
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax,
+                             ReduceOp::kMin};
 
 // The elements of all ranks, brought together at one of them or at all.
 struct Part {
@@ -207,7 +170,7 @@ class Gpu {
 
 // Each rank shows a block at a time, and takes the blocks that it needs.
 void Run(Comm& comm, const Part& part) {
-  VisitType(part.type, [&](auto type) {
+  tfring::VisitType(kTypes[part.type], [&](auto type) {
     using T = decltype(type);
     Meeting& meeting = *comm.meeting;
     const size_t most = kSlotBytes / sizeof(T);
@@ -234,7 +197,7 @@ void Run(Comm& comm, const Part& part) {
         for (size_t i = 0; i < count; ++i) {
           T whole = of_rank(0)[i];
           for (int rank = 1; rank < meeting.size(); ++rank) {
-            whole = Reduced(part.op, whole, of_rank(rank)[i]);
+            whole = tfring::Reduced(kOps[part.op], whole, of_rank(rank)[i]);
           }
           output[i] = whole;
         }
@@ -449,7 +412,8 @@ ENTRY ncclBroadcast(const void* input, void* output, size_t count, int type,
 ENTRY ncclReduceScatter(const void* input, void* output, size_t count, int type,
                         int op, Comm* comm, void* stream) {
   size_t element_bytes = 0;
-  VisitType(type, [&](auto zero) { element_bytes = sizeof(zero); });
+  tfring::VisitType(kTypes[type],
+                    [&](auto zero) { element_bytes = sizeof(zero); });
   std::vector<Part> parts;
   for (int rank = 0; rank < comm->meeting->size(); ++rank) {
     const auto* const from =
@@ -461,7 +425,8 @@ ENTRY ncclReduceScatter(const void* input, void* output, size_t count, int type,
 ENTRY ncclAllGather(const void* input, void* output, size_t count, int type,
                     Comm* comm, void* stream) {
   size_t element_bytes = 0;
-  VisitType(type, [&](auto zero) { element_bytes = sizeof(zero); });
+  tfring::VisitType(kTypes[type],
+                    [&](auto zero) { element_bytes = sizeof(zero); });
   std::vector<Part> parts;
   for (int rank = 0; rank < comm->meeting->size(); ++rank) {
     auto* const to =
