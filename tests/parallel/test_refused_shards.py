@@ -71,6 +71,20 @@ def test_elastic_states_of_tables():
             make(of)
 
 
+def test_checkpoints_of_tables(tmp_path):
+    model = sharded_tables.fit(sharded_tables.make_model())
+    for target in (model, model.optimizer):
+        with pytest.raises(NotImplementedError, match="to_embedding"):
+            tf.train.Checkpoint(target=target).save(str(tmp_path / "c"))
+
+
+def test_one_rank_alone_cannot_read_parameters(rank):
+    model = built()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+            model.get_weights()
+
+
 def test_parameters_need_shared_states():
     for optimizer in ("adam", tfring.DistributedOptimizer("adam")):
         model = compiled(built(), optimizer)
