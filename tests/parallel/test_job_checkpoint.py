@@ -334,14 +334,3 @@ def test_a_loop_restores_first(rank, shared_path):
     saved = tfring.Checkpoint(shared_path, model, keras.optimizers.SGD())
     with pytest.raises(RuntimeError, match=r"call restore\(\) once before"):
         saved.step()
-
-
-def test_elastic_fit_refuses_it(rank, shared_path):
-    model = new_model(rank)
-    callback = tfring.callbacks.Checkpoint(shared_path)
-    with pytest.raises(
-        NotImplementedError, match=r"is for model\.fit in a job"
-    ):
-        tfring.elastic.fit(
-            model, np.ones((64, 4)), np.ones((64, 1)), callbacks=[callback]
-        )

@@ -41,6 +41,19 @@ def test_steps_and_minutes_count_from_the_last_one():
     assert not never.is_due_by_steps(10**9)
 
 
+def test_other_ranks_count_from_the_last_one():
+    clock = Clock()
+    schedule = Schedule(10, 2, clock)
+    schedule.begin(20)
+    clock.now += 119
+    schedule.go_on(28, 20)
+    assert not schedule.is_due_by_steps(29)
+    assert schedule.is_due_by_steps(30)
+    assert not schedule.is_due_by_time()
+    clock.now += 1
+    assert schedule.is_due_by_time()
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "expected"),
     [(1.0, 1), (0.1, 1), (0.03, 4), (0.001, 100), (0.0, 1000)],
@@ -63,6 +76,21 @@ def test_signals_are_noted_and_given_back():
     assert signals.received == signal.SIGUSR1
     signals.restore()
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_signal_is_passed_on_to_the_handler_before():
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+    signals = Signals(["SIGUSR1", "SIGUSR2"])
+    signals.install()
+    signals.pass_on(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    signals.pass_on(signal.SIGUSR2)
+    assert (got, signals.received) == ([], signal.SIGUSR1)
+    signals.pass_on(signal.SIGUSR1)
+    assert (got, signals.received) == ([signal.SIGUSR1], 0)
+    signals.restore()
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "USR1", "SIG_DFL", 10])

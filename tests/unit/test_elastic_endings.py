@@ -363,3 +363,15 @@ def test_who_is_in_another_function_than_the_others_fails_alone():
     job.training("w2", "begun", function="evaluate")
     assert job.killed == ["w2"]
     assert "'evaluate', and the others' is 'train'" in job.said[-1]
+
+
+def test_a_job_that_has_saved_asks_for_another_start():
+    job = started({"a": 2}, minimum=1, maximum=2)
+    job.train(["w1", "w2"], "begun")
+    job.bye("w2", 75)
+    assert "asks for another start" in job.ended
+    job.exited("w2", 75, "exit status 75")
+    job.bye("w1", 75)
+    job.exited("w1", 75, "exit status 75")
+    assert job.membership.first_failure.status == 75
+    assert "w3" not in job.host_of

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import runtime, tcp_job
-from tfring.elastic import fitting
+from tfring.elastic import progress
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -79,7 +79,7 @@ class Uncopied(float):
 
 def test_a_commit_copies_no_logs_of_ended_epochs():
     state = tfring.elastic.ObjectState(
-        tfring.broadcast_object, history=fitting._History()
+        tfring.broadcast_object, history=progress.History()
     )
     state.history.append({"loss": Uncopied(3), "val_loss": Uncopied(4)})
     state.commit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,32 @@ _ATTRIBUTES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }
+
+# What begins the key of an array of a callback.
+_WEIGHTS = "callbacks"
+
+
+def to_save(
+    callbacks: Sequence[Any],
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Returns the states of callbacks and generators, and arrays by a key."""
+    weights = weights_of(callbacks)
+    states = {
+        "callbacks": states_of(callbacks),
+        "callback weights": {key: len(each) for key, each in weights.items()},
+        "random": random_states(),
+    }
+    arrays = {
+        array_key(key, number): np.asarray(value)
+        for key, values in weights.items()
+        for number, value in enumerate(values)
+    }
+    return states, arrays
+
+
+def array_key(key: str, number: int) -> str:
+    """Returns the key of a weight that the callback of a key keeps."""
+    return f"{_WEIGHTS}/{key}/{number}"
 
 
 def states_of(callbacks: Iterable[Any]) -> dict[str, Any]:

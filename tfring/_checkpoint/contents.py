@@ -244,6 +244,15 @@ def built_optimizers(model: Any, optimizer: Any = None) -> list[Any]:
     return [each for each in found if each.built]
 
 
+def config_of(model: Any) -> str | None:
+    """Returns a model as JSON, or None if Keras cannot describe it."""
+    try:
+        config: str = model.to_json()
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    return config
+
+
 def own_items(
     items: Sequence[Item], values: Sequence[Any], rank: int, size: int
 ) -> list[int]:

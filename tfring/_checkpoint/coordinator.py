@@ -101,11 +101,34 @@ class Coordinator:
         # How long the last checkpoint has held up the training, in seconds.
         self.standstill_seconds = 0.0
 
-    def begin(self, step: int, items: Sequence[Item]) -> None:
-        """Begins to count steps, and to take signals. Collective."""
-        number = gather_json(self._folder.next_number(), name="checkpoint/next")
-        self._number = max(number[0], self._number)
-        self._schedule.begin(step)
+    def begin(
+        self, step: int, items: Sequence[Item], *, goes_on: bool = False
+    ) -> None:
+        """Begins to count steps, and to take signals. Collective.
+
+        Args:
+            step: How many steps there have been.
+            items: What the training consists of.
+            goes_on: True if the training goes on with other ranks. What they
+                were writing is given up, and due again.
+        """
+        known = {
+            "number": max(self._folder.next_number(), self._number),
+            "last step": self._schedule.last_step,
+            "was writing": self._writing is not None,
+        }
+        everyones = gather_json(known, name="checkpoint/begin")
+        # A number that no rank has used: the thread of a rank may still write.
+        self._number = max(each["number"] for each in everyones)
+        self._writing = None
+        self._signal = 0
+        if goes_on:
+            last_step = max(each["last step"] for each in everyones)
+            # The training may have gone back to a commit.
+            self._schedule.go_on(step, min(last_step, step))
+        else:
+            self._schedule.begin(step)
+        self._is_due = goes_on and any(e["was writing"] for e in everyones)
         self._next_vote = step + 1
         self._signals.install()
         values = [item.value() for item in items]
@@ -296,8 +319,20 @@ class Coordinator:
         self.close()
         return ASKS_FOR_MORE
 
+    def let_leave(self) -> None:
+        """Completes the last checkpoint, and has SIGTERM end one worker.
+
+        In an elastic job it asks its worker to leave, and the others go on.
+        Collective.
+        """
+        self.wait()
+        self._signal = 0
+        self._signals.pass_on(signal.SIGTERM)
+
     def close(self) -> None:
         """Gives signals their handlers back. What is being written goes on."""
+        if runtime.may_grow():
+            self._signals.pass_on(signal.SIGTERM)
         self._signals.restore()
 
 

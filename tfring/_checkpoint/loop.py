@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfring._checkpoint import callback_states
 from tfring._checkpoint.contents import (
     Item,
     built_optimizers,
@@ -127,12 +126,10 @@ class Checkpoint:
         self._has_begun = True
         if saved is None:
             return False
-        rank = runtime.rank()
-        place = saved.of_rank(rank, "place")
+        place = saved.of_rank(runtime.rank(), "place")
         self.epoch = place["epoch"]
         is_same = saved.size == runtime.size()
         self.batch = place["batch"] if is_same else 0
-        callback_states.set_random_states(saved.of_rank(rank, "random"))
         return True
 
     def step(self) -> None:
@@ -168,11 +165,8 @@ class Checkpoint:
                 "tfring.PowerSGD, whose errors are not saved yet. Take "
                 "tfring.Compression.bf16."
             )
-        states = {
-            "place": {"epoch": self.epoch, "batch": self.batch},
-            "random": callback_states.random_states(),
-        }
-        self._saver.save(self._items(), {}, states)
+        place = {"epoch": self.epoch, "batch": self.batch}
+        self._saver.save(self._items(), place)
 
     def close(self) -> None:
         """Saves the last state, and waits until it is on the disk. Collective.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
+from tfring._checkpoint import callback_states
 from tfring._checkpoint.contents import Item, Rule
 from tfring._checkpoint.folder import Folder
 from tfring._core import runtime
@@ -172,6 +173,17 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
             item.assign(saved.read(rank, item.key))
         else:
             takers[item.rule](saved, item, rank, size)
+
+
+def restore_callbacks(saved: Saved, callbacks: Iterable[Any]) -> None:
+    """Gives callbacks their states, when `fit` has reset them."""
+    callbacks, rank = list(callbacks), runtime.rank()
+    callback_states.set_states(callbacks, saved.of_rank(rank, "callbacks"))
+    part = rank if saved.size == runtime.size() else 0
+    for key, count in saved.of_rank(rank, "callback weights").items():
+        keys = [callback_states.array_key(key, n) for n in range(count)]
+        weights = [saved.read(part, each) for each in keys]
+        callback_states.set_weights(callbacks, key, weights)
 
 
 def _is_cut_alike(described: Mapping[str, Any], item: Item) -> bool:

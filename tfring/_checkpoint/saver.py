@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfring._checkpoint import restoring
+from tfring._checkpoint import callback_states, restoring
 from tfring._checkpoint.contents import Item
 from tfring._checkpoint.coordinator import Coordinator
 from tfring._checkpoint.files import Files
@@ -17,6 +18,7 @@ from tfring._checkpoint.folder import Folder
 from tfring._checkpoint.restoring import Saved
 from tfring._checkpoint.schedule import Schedule, Signals
 from tfring._core import runtime
+from tfring._keras.epochs import LastInFit
 
 _RESUME = ("auto", "must", "never")
 
@@ -101,20 +103,30 @@ class Saver:
         self.step = 0
         self._saved_step: int | None = None
 
-    def find(self) -> Saved | None:
+    def find(self, *, counts_rows: bool = False) -> Saved | None:
         """Returns the checkpoint to go on from, if there is one. Collective.
 
+        Args:
+            counts_rows: True for `tfring.elastic.fit`, whose place in the data
+                is one in the data of all ranks.
+
         Raises:
-            NotImplementedError: The job is elastic.
+            NotImplementedError: The job is elastic, and the place is not one in
+                the data of all ranks.
             RuntimeError: See `restoring.find`.
+            ValueError: The checkpoint's place is of the other kind.
         """
-        if runtime.may_grow():
+        if runtime.may_grow() and not counts_rows:
             raise NotImplementedError(
                 "Checkpoint: this job is elastic, and its ranks may change "
-                "while a checkpoint is written. Start it without --elastic, or "
-                "let rank 0 save with keras.callbacks.ModelCheckpoint."
+                "while a checkpoint is written, which tfring.elastic.fit alone "
+                "expects. Pass tfring.callbacks.Checkpoint to that, or start "
+                "the job without --elastic."
             )
-        return restoring.find(self._folder, self._settings.resume)
+        saved = restoring.find(self._folder, self._settings.resume)
+        if saved is not None:
+            _check_place(saved, counts_rows)
+        return saved
 
     def begin(self, items: Sequence[Item], saved: Saved | None) -> None:
         """Restores a checkpoint if there is one, and begins. Collective."""
@@ -122,8 +134,16 @@ class Saver:
         self._saved_step = None
         if saved is not None:
             restoring.restore(saved, items)
+            random = saved.of_rank(runtime.rank(), "random")
+            callback_states.set_random_states(random)
             self.step = self._saved_step = int(saved.manifest["step"])
         self._coordinator.begin(self.step, items)
+
+    def go_on(self, items: Sequence[Item], step: int) -> None:
+        """Goes on at a step, with other ranks than before. Collective."""
+        self.step = step
+        self._saved_step = None
+        self._coordinator.begin(step, items, goes_on=True)
 
     def end_step(
         self,
@@ -141,24 +161,38 @@ class Saver:
             is_last: True at the end of an epoch.
 
         Raises:
-            SystemExit: A signal has asked for the end of the job.
+            SystemExit: A signal has asked for the end of the job. In an elastic
+                job SIGTERM ends its worker alone, at its next commit.
         """
         wish = self._coordinator.vote(self.step, is_last=is_last)
         if not may_save or not wish.saves:
             return
         save()
-        if wish.signal:
+        if wish.signal == signal.SIGTERM and runtime.may_grow():
+            self._coordinator.let_leave()
+        elif wish.signal:
             sys.exit(self._coordinator.leave(self.step, wish.signal))
 
     def save(
         self,
         items: Sequence[Item],
-        extras: Mapping[str, Any],
-        states: Mapping[str, Any],
+        place: Mapping[str, Any],
+        *,
+        callbacks: Sequence[Any] = (),
+        config: str | None = None,
     ) -> None:
-        """Saves now, unless this step has been saved. Collective."""
+        """Saves now. Collective.
+
+        Args:
+            items: What the training consists of.
+            place: The place in the data, as JSON holds it.
+            callbacks: The callbacks that may have a state.
+            config: The model as JSON, of rank 0.
+        """
         self._saved_step = self.step
-        self._coordinator.save(self.step, items, extras, states)
+        states, arrays = callback_states.to_save(callbacks)
+        states |= {"place": place, "model": config}
+        self._coordinator.save(self.step, items, arrays, states)
 
     def is_saved(self) -> bool:
         """Tells if the state of this step has been saved."""
@@ -176,3 +210,28 @@ class Saver:
     def standstill_seconds(self) -> float:
         """How long the last checkpoint has held up the training, in seconds."""
         return self._coordinator.standstill_seconds
+
+
+class SavingCallback(LastInFit):
+    """A callback with a saver, which `tfring.elastic.fit` uses by itself.
+
+    Args:
+        settings: The arguments of the user.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._saver = Saver(settings)
+
+
+def _check_place(saved: Saved, counts_rows: bool) -> None:
+    if ("taken" in saved.of_rank(0, "place")) == counts_rows:
+        return
+    now, before = "tfring.elastic.fit", "model.fit or a loop"
+    if not counts_rows:
+        now, before = before, now
+    raise ValueError(
+        f"Checkpoint: {saved.path} is of {before}, and its place in the data "
+        f"is none that {now} could go on from. Call the same function, or name "
+        "another folder."
+    )

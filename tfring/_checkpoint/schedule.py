@@ -21,6 +21,9 @@ class Schedule:
         every_steps: How many steps there are from one to the next, or None.
         every_minutes: How long it is from one to the next, or None.
         clock: Returns the time in seconds.
+
+    Attributes:
+        last_step: The step of the last checkpoint, or where it began to count.
     """
 
     def __init__(
@@ -32,20 +35,28 @@ class Schedule:
         self._every_steps = every_steps
         self._every_minutes = every_minutes
         self._clock = clock
-        self._last_step = 0
+        self.last_step = 0
         self._last_at = clock()
         self._voted_at = (0, self._last_at)
 
     def begin(self, step: int) -> None:
         """Counts from this step and this time on."""
-        self._last_step, self._last_at = step, self._clock()
+        self.last_step, self._last_at = step, self._clock()
         self._voted_at = (step, self._last_at)
+
+    def go_on(self, step: int, last_step: int) -> None:
+        """Goes on at a step with other ranks, which have the same last step.
+
+        The time since the last checkpoint remains each rank's own.
+        """
+        self.last_step = last_step
+        self._voted_at = (step, self._clock())
 
     def is_due_by_steps(self, step: int) -> bool:
         """Tells if one is due; all ranks come to the same result."""
         return (
             self._every_steps is not None
-            and step - self._last_step >= self._every_steps
+            and step - self.last_step >= self._every_steps
         )
 
     def is_due_by_time(self) -> bool:
@@ -94,6 +105,15 @@ class Signals:
                 number, signal.SIG_DFL if handler is None else handler
             )
         self._before.clear()
+
+    def pass_on(self, number: int) -> None:
+        """Has the handler before take a signal, if this process has got it."""
+        if self.received != number:
+            return
+        self.received = 0
+        handler = self._before.get(number)
+        if callable(handler):
+            handler(number, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number

@@ -7,26 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 from absl import logging
 
-from tfring._checkpoint import callback_states
 from tfring._checkpoint.contents import (
     Item,
     built_optimizers,
+    config_of,
     items_of_model,
 )
-from tfring._checkpoint.restoring import Saved
-from tfring._checkpoint.saver import Saver, Settings
+from tfring._checkpoint.restoring import Saved, restore_callbacks
+from tfring._checkpoint.saver import SavingCallback, Settings
 from tfring._core import runtime
-from tfring._keras.epochs import LastInFit, Start, start_at
+from tfring._keras.epochs import Start, start_at
 from tfring._state.kinds import are_in_a_round, rounds_among
 from tfring.callbacks.broadcast import BroadcastGlobalVariablesCallback
 
-_WEIGHTS = "callbacks"
 
-
-class Checkpoint(LastInFit):
+class Checkpoint(SavingCallback):
     """Saves the whole training now and then, and continues from it.
 
     A job that is started again with the same script continues with the batch
@@ -55,6 +52,10 @@ class Checkpoint(LastInFit):
     `set_state`. A `BroadcastGlobalVariablesCallback` does nothing after a
     checkpoint has been restored.
 
+    In `tfring.elastic.fit` the place is one in the data of all ranks: also with
+    another number of ranks, in an elastic job or not, each sample is trained
+    once in an epoch. Metrics of that epoch then cover its rest alone.
+
     Args:
         folder: The folder, the same on all ranks.
         every_steps: How many steps there are between checkpoints; None counts
@@ -64,16 +65,20 @@ class Checkpoint(LastInFit):
             checkpoint is written at the end.
         keep: How many checkpoints are kept.
         on_signal: The names of signals after which the job saves, and ends with
-            exit status 75 on all ranks, whichever rank gets the signal.
+            exit status 75 on all ranks, whichever rank gets the signal. In an
+            elastic job all save after SIGTERM, too, and then that worker leaves
+            alone.
         resume: "auto" continues from the newest checkpoint if there is one,
             "must" requires one, "never" starts from the beginning.
         strict: If true, a checkpoint that cannot be written ends the training
             with a RuntimeError. Otherwise this is reported once.
-        seed: The seed of the orders of arrays and of a `PyDataset`.
+        seed: The seed of the orders of arrays and of a `PyDataset`;
+            `tfring.elastic.fit` has its own.
 
     Raises:
-        NotImplementedError: In `fit`: the job is elastic, or the optimizer has
-            a process set, `sync=tfring.Gossip` or `tfring.PowerSGD`.
+        NotImplementedError: In `fit`: the job is elastic, which is for
+            `tfring.elastic.fit`; or the optimizer has a process set,
+            `sync=tfring.Gossip` or `tfring.PowerSGD`.
         RuntimeError: In `fit`: no checkpoint is complete, although there are
             checkpoints or `resume` is "must".
         TypeError: An argument has a wrong type; in `fit`, the data are of
@@ -101,12 +106,13 @@ class Checkpoint(LastInFit):
         strict: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        settings = Settings(
-            folder, every_steps, every_minutes, keep, on_signal, resume, strict
+        super().__init__(
+            Settings(
+                *(folder, every_steps, every_minutes, keep, on_signal),
+                *(resume, strict),
+            )
         )
         self.seed = seed
-        self._saver = Saver(settings)
         self._others: list[Any] = []
         self._items: list[Item] = []
         self._saved: Saved | None = None
@@ -141,7 +147,7 @@ class Checkpoint(LastInFit):
                 if isinstance(each, keras.callbacks.CSVLogger):
                     each.append = True
         self._items = items_of_model(model, optimizers)
-        self._config = _config_of(model) if runtime.rank() == 0 else None
+        self._config = config_of(model) if runtime.rank() == 0 else None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._epoch = self._batch = 0
@@ -161,15 +167,7 @@ class Checkpoint(LastInFit):
             self._warn_of_other_ranks(saved)
             self._batch = 0
         self.model._initial_epoch = self._epoch
-        callback_states.set_states(
-            self._others, saved.of_rank(rank, "callbacks")
-        )
-        callback_states.set_random_states(saved.of_rank(rank, "random"))
-        part = rank if saved.size == runtime.size() else 0
-        for key, count in saved.of_rank(rank, "callback weights").items():
-            names = [f"{_WEIGHTS}/{key}/{number}" for number in range(count)]
-            weights = [saved.read(part, name) for name in names]
-            callback_states.set_weights(self._others, key, weights)
+        restore_callbacks(saved, self._others)
         for each in self._others:
             if isinstance(each, BroadcastGlobalVariablesCallback):
                 each._done = True
@@ -269,30 +267,11 @@ class Checkpoint(LastInFit):
     def _save(self) -> None:
         # This includes variables that a layer or a metric has made since.
         self._items = items_of_model(self.model, built_optimizers(self.model))
-        weights = callback_states.weights_of(self._others)
-        extras = {
-            f"{_WEIGHTS}/{key}/{number}": np.asarray(value)
-            for key, values in weights.items()
-            for number, value in enumerate(values)
+        place = {
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "first epoch": self._first_epoch or 0,
         }
-        states = {
-            "place": {
-                "epoch": self._epoch,
-                "batch": self._batch,
-                "first epoch": self._first_epoch or 0,
-            },
-            "callbacks": callback_states.states_of(self._others),
-            "callback weights": {key: len(v) for key, v in weights.items()},
-            "random": callback_states.random_states(),
-            "model": self._config,
-        }
-        self._saver.save(self._items, extras, states)
-
-
-def _config_of(model: Any) -> str | None:
-    """Returns a model as JSON, or None if Keras cannot describe it."""
-    try:
-        config: str = model.to_json()
-    except (NotImplementedError, TypeError, ValueError):
-        return None
-    return config
+        self._saver.save(
+            self._items, place, callbacks=self._others, config=self._config
+        )

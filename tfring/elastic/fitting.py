@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._keras import sources
-from tfring._keras.epochs import STEPS_BEFORE, LastInFit
 from tfring._keras.metric_averages import MetricAverages
-from tfring._keras.metric_states import float_or_array
 from tfring._keras.untuned import Untuned
+from tfring.elastic.checkpoints import Checkpoints
+from tfring.elastic.progress import History, Position, Progress, Rest
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
 
@@ -49,6 +48,9 @@ def fit(
     in an epoch. Only the rows at its end that are too few for a step of all
     ranks are left out. The progress bar continues.
 
+    With a `tfring.callbacks.Checkpoint` a job that is lost as a whole goes on,
+    too, with any number of ranks.
+
     After a new start callbacks begin anew: `EarlyStopping` forgets earlier
     epochs, and the metrics of that epoch cover its rest alone. Collective:
     every rank must call it.
@@ -76,6 +78,7 @@ def fit(
         callbacks: Keras callbacks, as for `model.fit`; or a function that makes
             them, which is called after each new start. Callbacks of rank 0
             alone need the function: with a list they are lost with that rank.
+            A `tfring.callbacks.Checkpoint` is the first one that is made.
         verbose: See `model.fit`; on rank 0, and 0 elsewhere.
         batches_per_commit: How many steps there are from one commit to the
             next: as many are done again, at most, when a rank is lost. With
@@ -139,19 +142,18 @@ def fit(
         epoch=0,
         taken=0,
         logs={},
-        history=_History(),
+        history=History(),
+        steps=0,
     )
+    checkpoints = Checkpoints(state)
     state.register_reset_callbacks(reset_callbacks)
     is_kept = keep_traces and state.traces_hold() and not model.run_eagerly
     if is_kept and runtime.is_beside():
         _trace(model, data, class_weight)
 
-    @run
-    def train(state: Any) -> dict[str, list[Any]]:
-        made = callbacks() if callable(callbacks) else callbacks or ()
-        _check_callbacks(made)
+    def train_with(made: _Callbacks) -> None:
         while state.epoch < epochs:
-            rest = _Rest(data, state.epoch, state.taken)
+            rest = Rest(data, state.epoch, state.taken)
             if len(rest) == 0 and state.taken == 0:
                 raise ValueError(
                     "tfring.elastic.fit: the data are no step of "
@@ -162,11 +164,12 @@ def fit(
                 if isinstance(callback, keras.callbacks.CSVLogger):
                     # A CSVLogger continues the file that any worker began.
                     callback.append |= state.epoch > 0
-            position = _Position(state, rest, batches_per_commit)
+            position = Position(state, rest, batches_per_commit, checkpoints)
             if len(rest) == 0:  # What is left was a step of fewer ranks.
                 _end_epoch(model, state, [*made, position], epochs, options)
+                checkpoints.end_fit()
                 continue
-            progress = _Progress(
+            progress = Progress(
                 verbose, state.taken // rest.taken_in_step, epochs
             )
             model.fit(
@@ -180,10 +183,19 @@ def fit(
                 callbacks=[progress, *made, position],
                 **options,
             )
+            checkpoints.end_fit()
             if model.stop_training:
                 state.epoch = epochs
                 state.commit()
-        logs: _History = state.history
+        checkpoints.end()
+
+    @run
+    def train(state: Any) -> dict[str, list[Any]]:
+        made = callbacks() if callable(callbacks) else callbacks or ()
+        _check_callbacks(made)
+        with checkpoints.in_generation(made) as others:
+            train_with(others)
+        logs: History = state.history
         return logs.by_name()
 
     history: dict[str, list[Any]] = train(state)
@@ -191,20 +203,13 @@ def fit(
 
 
 def _check_callbacks(callbacks: _Callbacks) -> None:
-    if any(isinstance(each, LastInFit) for each in callbacks):
-        raise NotImplementedError(
-            "tfring.elastic.fit: tfring.callbacks.Checkpoint is for model.fit "
-            "in a job that is not elastic. Here commits keep the state; save "
-            "the model with keras.callbacks.ModelCheckpoint."
-        )
     if any(
         isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks
     ):
         raise ValueError(
             "tfring.elastic.fit: BackupAndRestore would go back to its last "
-            "epoch at each new start, and lose the steps since then. Leave it "
-            "out: ranks that are left have the state, and save the model with "
-            "keras.callbacks.ModelCheckpoint."
+            "epoch at each new start, and lose the steps since then. Take "
+            "tfring.callbacks.Checkpoint, which a lost job goes on from."
         )
 
 
@@ -225,7 +230,7 @@ def _trace(model: Any, data: sources.Source, class_weight: Any) -> None:
     model.train_function = traced
     try:
         # Keras takes the shapes of a dataset from its first two batches.
-        first = _Rest(data, 0, 0, most=max(2, model.steps_per_execution))
+        first = Rest(data, 0, 0, most=max(2, model.steps_per_execution))
         if len(first) > 0:
             model.fit(Untuned(first, class_weight), shuffle=False, verbose=0)
     finally:
@@ -271,145 +276,3 @@ def _end_epoch(
         logs |= {f"val_{name}": value for name, value in results.items()}
     called.on_epoch_end(state.epoch, logs)
     called.on_train_end(logs)
-
-
-class _History:
-    """The logs of the epochs that have ended.
-
-    Each commit copies it. Ended epochs do not change, so all copies share one
-    list, of which each has the first `_count`.
-    """
-
-    def __init__(self, epochs: Iterable[dict[str, Any]] = ()) -> None:
-        self._epochs = list(epochs)
-        self._count = len(self._epochs)
-
-    def append(self, logs: dict[str, Any]) -> None:
-        # Epochs after the commit that was restored are trained again.
-        self._epochs[self._count :] = [logs]
-        self._count += 1
-
-    def by_name(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
-        for logs in self._epochs[: self._count]:
-            for name, value in logs.items():
-                found.setdefault(name, []).append(value)
-        return found
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _History:
-        copied = _History()
-        copied._epochs, copied._count = self._epochs, self._count
-        return copied
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _History, (self._epochs[: self._count],)
-
-
-class _Rest(keras.utils.PyDataset):
-    """This rank's batches from a place in an epoch on, and of later ones."""
-
-    def __init__(
-        self,
-        data: sources.Source,
-        epoch: int,
-        taken: int,
-        most: int | None = None,
-    ) -> None:
-        super().__init__(**data.loading)
-        # The job may have another size by the time this dataset is read.
-        rank, size = runtime.rank(), runtime.size()
-        self._rest_of = functools.partial(data.rest, rank, size)
-        # How far a step of all ranks moves the place in the data.
-        self.taken_in_step = data.per_rank * size
-        self._epoch = epoch
-        self._rest = self._rest_of(epoch, taken)
-        if most is not None:
-            self._rest = self._rest._replace(steps=min(most, self._rest.steps))
-
-    def __len__(self) -> int:
-        return self._rest.steps
-
-    def __getitem__(self, index: int) -> Any:
-        return self._rest.batch(index)
-
-    def begin(self, epoch: int) -> None:
-        """Goes on to an epoch; Keras says `on_epoch_end` twice after some."""
-        if epoch == self._epoch:
-            return
-        rest = self._rest_of(epoch, 0)
-        if rest.steps != len(self):
-            raise ValueError(
-                f"tfring.elastic.fit: epoch {epoch} has {rest.steps} steps, "
-                f"and the one before {len(self)}. Give all epochs equally many."
-            )
-        self._epoch, self._rest = epoch, rest
-
-
-class _Position(keras.callbacks.Callback):
-    """Keeps the place in the data and the logs in the state, and commits it."""
-
-    def __init__(
-        self, state: Any, rest: _Rest, batches_per_commit: int
-    ) -> None:
-        super().__init__()
-        self._state = state
-        self._rest = rest
-        self._batches_per_commit = batches_per_commit
-        # The rows of this epoch that were taken before this `fit`.
-        self._taken_before = 0
-        self._committed_steps = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._rest.begin(epoch)
-        self._taken_before = self._state.taken
-        self._committed_steps = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Keras calls this once for several steps per execution.
-        steps = min(batch + 1, len(self._rest))
-        self._state.taken = (
-            self._taken_before + steps * self._rest.taken_in_step
-        )
-        # The end of the epoch, with its logs, belongs to its last step.
-        if (
-            steps < len(self._rest)
-            and steps - self._committed_steps >= self._batches_per_commit
-            and not self._state._is_in_a_round()
-        ):
-            self._committed_steps = steps
-            self._state.logs = _as_values(logs)
-            self._state.commit()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._state.history.append(_as_values(logs))
-        self._state.epoch, self._state.taken = epoch + 1, 0
-        self._state.commit()
-
-
-def _as_values(logs: Any) -> dict[str, Any]:
-    return {name: float_or_array(value) for name, value in (logs or {}).items()}
-
-
-class _Progress(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar on rank 0, which begins where an epoch was."""
-
-    def __init__(self, verbose: int | str, done: int, epochs: int) -> None:
-        super().__init__()
-        self._shown = verbose if runtime.rank() == 0 else 0
-        self._done = done
-        self._all_epochs = epochs
-
-    def set_params(self, params: Any) -> None:
-        # All callbacks share this dictionary.
-        params[STEPS_BEFORE] = self._done
-        super().set_params(
-            {
-                **params,
-                "verbose": self._shown,
-                "epochs": self._all_epochs,
-                "steps": params["steps"] + self._done,
-            }
-        )
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_end(batch + self._done, logs)

@@ -1,0 +1,95 @@
+"""elastic.fit with a Checkpoint: a whole elastic job ends, and goes on."""
+
+import random
+import re
+import signal
+import sys
+
+import pytest
+from jobs import TFRINGRUN, printed
+
+# Training on a row increments its weight.
+SCRIPT = """
+import json, time
+import keras
+import numpy as np
+import tfring
+
+ROWS, BATCH = 120, 2
+tfring.init()
+model = keras.Sequential([
+    keras.Input((ROWS,)),
+    keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+model.compile(
+    tfring.DistributedOptimizer(
+        keras.optimizers.SGD(float(BATCH)), op=tfring.Sum),
+    keras.losses.MeanAbsoluteError())
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.01)
+        if tfring.rank() == 0:
+            print(f"step {self.epoch} {batch}", flush=True)
+
+tfring.elastic.fit(
+    model, np.eye(ROWS, dtype="float32"), np.full((ROWS, 1), 1e9),
+    batch_size=BATCH, epochs=3, verbose=0,
+    callbacks=[
+        Slow(), tfring.callbacks.Checkpoint("checkpoints", every_steps=2)])
+print("counts", json.dumps(model.get_weights()[0].ravel().tolist()))
+"""
+EPOCHS, ROWS, BATCH = 3, 120, 2
+
+
+@pytest.fixture
+def train(start, write_script):
+    """Returns a function that trains, and signals the job at a step.
+
+    It returns the exit status and the output.
+    """
+    script = write_script(SCRIPT)
+
+    def train(*options, at_step=None, act=None):
+        process = start([*TFRINGRUN, *options, sys.executable, script])
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if at_step is not None and f"step {at_step}" in line:
+                process.send_signal(act)
+        return process.wait(), "".join(lines)
+
+    return train
+
+
+def elastic(ranks):
+    return ("--elastic", "-np", ranks, "--min-np", ranks, "--max-np", ranks)
+
+
+def test_it_goes_on_with_fewer_ranks(train):
+    status, output = train(*elastic(2), at_step="1 5", act=signal.SIGUSR1)
+    assert status == 75, output
+    assert "has saved and asks for another start: exit status 75" in output
+    status, output = train("-np", 1)
+    assert status == 0, output
+    assert re.search(r"step (\d+)", output)[1] == "1"
+    assert printed(output, "counts") == [ROWS * [float(EPOCHS)]]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_it_is_killed_and_has_other_ranks_each_time(train):
+    """Each row is once in an epoch, or too few were left for a step."""
+    chance = random.Random(0)
+    for ranks in (3, 2, 3, 1):
+        at_step = f"{chance.randrange(2)} {chance.randrange(10, 18)}"
+        act = chance.choice([signal.SIGKILL, signal.SIGTERM])
+        _, output = train(*elastic(ranks), at_step=at_step, act=act)
+        assert "counts" not in output
+    status, output = train("-np", 2)
+    assert status == 0, output
+    for counts in printed(output, "counts"):
+        assert max(counts) == EPOCHS
+        assert sum(counts) > EPOCHS * (ROWS - 3 * BATCH)

@@ -1,0 +1,184 @@
+"""elastic.fit with a Checkpoint: a lost job goes on, with any ranks."""
+
+import json
+import threading
+
+import keras
+import numpy as np
+import pytest
+from helpers import FailsOnce, compiled, state_bits
+
+import tfring
+from tfring import elastic
+from tfring._checkpoint import saver
+
+ROWS, BATCH, EPOCHS = 49, 3, 2
+
+
+class CutOffError(Exception):
+    """Stands for the end of a job."""
+
+
+class CutOffAt(keras.callbacks.Callback):
+    """Ends a training before a step of an epoch, on all ranks."""
+
+    def __init__(self, epoch, step):
+        super().__init__()
+        self.when = epoch, step
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.when:
+            raise CutOffError
+
+
+def new_model(rank, **options):
+    keras.utils.set_random_seed(5 + rank)
+    return compiled(
+        tfring.DistributedOptimizer(keras.optimizers.Adam(0.01), **options),
+        keras.Input((4,)),
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(1),
+    )
+
+
+def train(folder, rank, *others, every=1, make=None, **options):
+    """Trains to the end, or until it is cut off; returns what there is then."""
+    model = new_model(rank, **options)
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    saving = tfring.callbacks.Checkpoint(folder, every_steps=every)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+    callbacks = [saving, stopping, *others]
+    try:
+        history = elastic.fit(
+            model,
+            x,
+            x.sum(1, keepdims=True),
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            verbose=0,
+            callbacks=callbacks,
+        )
+    except CutOffError:
+        # A job that ends waits for its threads.
+        saving._saver._coordinator._thread.shutdown()
+        return None
+    return state_bits(model), history, stopping.best
+
+
+def places(folder):
+    """Returns the ranks and the place of each checkpoint, the oldest first."""
+    manifests = [
+        json.loads(path.read_text())
+        for path in sorted(folder.glob("*/manifest.json"))
+    ]
+    return [
+        (
+            each["ranks"],
+            each["parts"][0]["place"]["epoch"],
+            each["parts"][0]["place"]["taken"],
+        )
+        for each in manifests
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "options"),
+    [
+        pytest.param(
+            (1, 3), {"shard_states": True}, marks=pytest.mark.thorough
+        ),
+        pytest.param((0, 2), {}, marks=pytest.mark.thorough),
+        pytest.param(
+            (1, 4),
+            {"sync": tfring.LocalSGD(every=2)},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            (1, 4),
+            {"backward_passes_per_step": 3},
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_it_goes_on_with_the_same_bits(
+    rank, size, shared_path, cut_off, options
+):
+    whole = train(shared_path / "whole", rank, **options)
+    cut = shared_path / "cut"
+    assert train(cut, rank, CutOffAt(*cut_off), **options) is None
+    tfring.barrier()
+    ranks, epoch, taken = places(cut)[-1]
+    assert (ranks, epoch) == (size, cut_off[0])
+    assert 0 < taken <= cut_off[1] * BATCH * size
+    values, history, best = train(cut, rank, **options)
+    assert values == whole[0]
+    # The metrics of the epoch that goes on cover its rest alone.
+    assert len(history["loss"]) == EPOCHS
+    assert history["loss"][-1] == whole[1]["loss"][-1]
+    assert best == whole[2]
+    # A training that has ended is not begun again.
+    assert train(cut, rank, **options)[:2] == (values, history)
+
+
+def test_a_loss_while_a_checkpoint_is_written(
+    rank, size, shared_path, monkeypatch
+):
+    """What was being written is given up, and the next one is whole."""
+    options = {"shard_states": True}
+    whole = train(shared_path / "whole", rank, FailsOnce(0, 1), **options)
+    may_write = threading.Event()
+    write = saver.Files.write_tensors
+
+    def late(self, prefix, tensors):
+        may_write.wait()
+        write(self, prefix, tensors)
+
+    class Loss(FailsOnce):
+        def on_train_begin(self, logs=None):
+            if self.when is None:
+                may_write.set()
+
+    monkeypatch.setattr(saver.Files, "write_tensors", late)
+    folder = shared_path / "lost"
+    losses = Loss(0, 1), CutOffAt(1, 5)
+    assert train(folder, rank, *losses, every=4, **options) is None
+    tfring.barrier()
+    # At the first step after the loss, and after four steps from there on.
+    steps = ROWS // (BATCH * size)
+    done = [
+        steps * epoch + taken // (BATCH * size)
+        for _, epoch, taken in places(folder)
+    ]
+    assert done[-1] - done[-2] == 4
+    assert train(folder, rank, **options)[0] == whole[0]
+    # No number is used twice, and what was given up is removed.
+    names = sorted(each.name for each in folder.iterdir())
+    assert len(names) == 3
+    assert "checkpoint-00000001" not in names
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_of_fit_is_refused(rank, shared_path):
+    model = new_model(rank)
+    x = np.ones((32, 4), "float32")
+    callbacks = [
+        tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+        tfring.callbacks.Checkpoint(shared_path),
+    ]
+    model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    with pytest.raises(ValueError, match=r"of model\.fit or a loop, and its"):
+        train(shared_path, rank)
+
+
+@pytest.mark.thorough
+def test_another_rank_without_one_is_refused(rank, several_ranks):
+    model = new_model(rank)
+    callbacks = [tfring.callbacks.Checkpoint("a")] if rank == 0 else []
+    x = np.ones((32, 4), "float32")
+    with pytest.raises(ValueError, match="must pass one"):
+        elastic.fit(model, x, x[:, :1], verbose=0, callbacks=callbacks)
