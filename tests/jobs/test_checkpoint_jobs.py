@@ -1,5 +1,6 @@
 """callbacks.Checkpoint: whole jobs that are killed, or told to end, go on."""
 
+import os
 import random
 import re
 import signal
@@ -34,22 +35,32 @@ x = np.random.default_rng(tfring.rank()).normal(size=(160, 8))
 history = model.fit(
     x, x.sum(1), batch_size=8, epochs=4, verbose=0, callbacks=[
         tfring.callbacks.BroadcastGlobalVariablesCallback(0), Slow(),
-        tfring.callbacks.Checkpoint("checkpoints", every_steps=3)])
+        tfring.callbacks.Checkpoint(
+            "checkpoints", every_steps=3, requeue=True)])
 values = b"".join(v.tobytes() for v in model.get_weights())
 print("result", hashlib.sha256(values).hexdigest(), history.history["loss"])
 """
 
 
 @pytest.fixture
-def train(start, write_script):
+def train(start, write_script, tmp_path):
     """Returns a function that trains, and does something at a step.
 
     It returns the exit status, the first step and the output.
     """
     script = write_script(SCRIPT)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$*" $(ls checkpoints) >> asked\n')
+    scontrol.chmod(0o755)
+    slurm = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "17",
+    }
 
     def train(ranks=2, at_step=None, act=None):
-        process = start([*TFRINGRUN, "-np", ranks, sys.executable, script])
+        process = start(
+            [*TFRINGRUN, "-np", ranks, sys.executable, script], env=slurm
+        )
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -62,11 +73,15 @@ def train(start, write_script):
     return train
 
 
-def test_a_warning_of_the_batch_system(train):
+def test_a_warning_of_the_batch_system(train, tmp_path):
     status, first, output = train(at_step=30, act=signal.SIGUSR1)
     assert (status, first) == (75, 0), output
     assert "has saved and asks for another start: exit status 75" in output
     assert "failed first" not in output
+    # One rank has asked, once, and the checkpoints remain.
+    [asked] = (tmp_path / "asked").read_text().splitlines()
+    names = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
+    assert asked.split() == ["requeue", "17", *names]
     status, first, output = train(at_step=60, act=signal.SIGTERM)
     assert status == 75, output
     # The checkpoint is of the step after which the ranks have agreed.

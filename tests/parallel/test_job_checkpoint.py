@@ -188,7 +188,9 @@ def test_parts_of_other_ranks(rank, size, shared_path, several_ranks):
     train(shared_path, rank, cut_off=9, shard_states=True)
     model = new_model(0, shard_states=False)
     model.optimizer.build(model.trainable_variables)
-    found = saver.Saver(saver.Settings(shared_path, 1, 1, 1, (), "must", False))
+    found = saver.Saver(
+        saver.Settings(shared_path, 1, 1, 1, (), "must", False, False)
+    )
     saved = found.find()
     if rank > 0:
         return

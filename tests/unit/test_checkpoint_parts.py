@@ -110,6 +110,7 @@ def test_what_is_no_signal(name):
         ({"keep": 0}, ValueError, "keep must be positive"),
         ({"keep": None}, TypeError, "keep must be a number"),
         ({"on_signal": "SIGUSR1"}, TypeError, "must be a list of names"),
+        ({"requeue": "yes"}, TypeError, "requeue must be True or False"),
         ({"resume": True}, ValueError, "resume must be one of auto, must, nev"),
     ],
 )
@@ -122,6 +123,7 @@ def test_wrong_arguments(changed, error, said):
         "on_signal": (),
         "resume": "auto",
         "strict": False,
+        "requeue": False,
     }
     Settings(**right)
     with pytest.raises(error, match=said):

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tfring.launcher import command_line
+from tfring.launcher import command_line, wrapper
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 SCHEMA = json.loads(
@@ -88,6 +88,50 @@ def test_the_image_has_what_the_manifest_runs(manifests):
         assert re.search(
             rf"^\s*Port {port}$", (CLUSTER / name).read_text(), re.M
         )
+
+
+def test_a_pod_that_has_saved_is_no_failure():
+    job = yaml.safe_load((CLUSTER / "resume-job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    # Kubernetes has rules on failures for such pods alone.
+    assert pod["restartPolicy"] == "Never"
+    [container] = pod["containers"]
+    statuses, disruption = job["spec"]["podFailurePolicy"]["rules"]
+    assert statuses["onExitCodes"]["values"] == [wrapper.ASKS_FOR_MORE]
+    assert statuses["onExitCodes"]["containerName"] == container["name"]
+    assert statuses["action"] == disruption["action"] == "Ignore"
+    program, *arguments = container["command"]
+    assert program == "tfringrun"
+    command_line.parser("").parse_args(arguments)
+    grace_seconds = float(arguments[arguments.index("--grace") + 1])
+    assert grace_seconds < pod["terminationGracePeriodSeconds"]
+    [mount], [volume] = container["volumeMounts"], pod["volumes"]
+    assert mount["name"] == volume["name"]
+
+
+def test_slurm_warns_tfringrun_in_place_of_the_script(tmp_path):
+    log = tmp_path / "log"
+    program = tmp_path / "tfringrun"
+    program.write_text(f"""#!/bin/bash
+        trap 'echo saved >> {log}; exit 75' USR1
+        echo "$*" >> {log}
+        while :; do sleep 0.05; done
+    """)
+    program.chmod(0o755)
+    job = subprocess.Popen(
+        ["bash", CLUSTER / "resume.sbatch", "train.py", "--epochs", "3"],
+        env={"PATH": f"{tmp_path}:{os.defpath}", "SLURM_NTASKS": "8"},
+    )
+    deadline = time.monotonic() + 20
+    while not log.exists() or not log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=20) == 75
+    assert log.read_text().splitlines() == [
+        "-np 8 python train.py --epochs 3",
+        "saved",
+    ]
 
 
 @pytest.fixture

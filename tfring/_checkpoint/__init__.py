@@ -8,6 +8,7 @@
 | host_copy        | the copy in host memory that a thread writes             |
 | callback_states  | the states of Keras's callbacks and of random generators |
 | schedule         | when a checkpoint is due: steps, time, signals           |
+| requeue          | has Slurm start a job again                              |
 | coordinator      | when all ranks save, and how they learn that it is done  |
 | restoring        | which checkpoint is taken, and how values are assigned   |
 | saver            | all of these together, for `fit` and for loops           |

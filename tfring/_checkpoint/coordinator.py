@@ -22,6 +22,7 @@ from absl import logging
 from tfring._checkpoint.contents import Item, own_items
 from tfring._checkpoint.folder import FORMAT, Folder
 from tfring._checkpoint.host_copy import HostCopy, needed_bytes
+from tfring._checkpoint.requeue import requeue
 from tfring._checkpoint.schedule import Schedule, Signals
 from tfring._core import runtime
 from tfring._ops.allreduce import allreduce
@@ -72,6 +73,7 @@ class Coordinator:
         signals: Which signals ask for one.
         keep: How many remain.
         strict: True if one that cannot be written is an error.
+        requeues: True if Slurm shall start the job again after a signal.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class Coordinator:
         *,
         keep: int,
         strict: bool,
+        requeues: bool,
     ) -> None:
         self._folder = folder
         self._schedule = schedule
         self._signals = signals
         self._keep = keep
         self._strict = strict
+        self._requeues = requeues
         self._thread = ThreadPoolExecutor(1, "tfring checkpoint")
         self._memory = HostCopy()
         self._reserved: Future[None]
@@ -316,6 +320,8 @@ class Coordinator:
                 if self._has_failed
                 else f"Its state is in {self._folder.path}.",
             )
+            if self._requeues:
+                logging.warning("tfring: %s", requeue())
         self.close()
         return ASKS_FOR_MORE
 

@@ -38,6 +38,7 @@ class Checkpoint:
         on_signal: See `tfring.callbacks.Checkpoint`.
         resume: See `tfring.callbacks.Checkpoint`.
         strict: See `tfring.callbacks.Checkpoint`.
+        requeue: See `tfring.callbacks.Checkpoint`.
 
     Attributes:
         epoch: The number of epochs that are done.
@@ -89,11 +90,12 @@ class Checkpoint:
         on_signal: Sequence[str] = ("SIGTERM", "SIGUSR1"),
         resume: str = "auto",
         strict: bool = False,
+        requeue: bool = False,
     ) -> None:
         self._saver = Saver(
             Settings(
                 *(folder, every_steps, every_minutes, keep, on_signal),
-                *(resume, strict),
+                *(resume, strict, requeue),
             )
         )
         if not model.built:

@@ -39,6 +39,7 @@ class Settings:
     on_signal: Sequence[str]
     resume: str
     strict: bool
+    requeue: bool
 
     def __post_init__(self) -> None:
         if not str(self.folder) or "://" in str(self.folder):
@@ -64,6 +65,11 @@ class Settings:
             raise TypeError(
                 "Checkpoint: on_signal must be a list of names, got "
                 f"{self.on_signal!r}."
+            )
+        if not isinstance(self.requeue, bool):
+            raise TypeError(
+                "Checkpoint: requeue must be True or False, got "
+                f"{self.requeue!r}."
             )
         if self.resume not in _RESUME:
             raise ValueError(
@@ -99,6 +105,7 @@ class Saver:
             Signals(settings.on_signal),
             keep=settings.keep,
             strict=settings.strict,
+            requeues=settings.requeue,
         )
         self.step = 0
         self._saved_step: int | None = None

@@ -74,6 +74,9 @@ class Checkpoint(SavingCallback):
             with a RuntimeError. Otherwise this is reported once.
         seed: The seed of the orders of arrays and of a `PyDataset`;
             `tfring.elastic.fit` has its own.
+        requeue: If true, rank 0 runs `scontrol requeue $SLURM_JOB_ID` when a
+            signal has ended the job and its checkpoint is complete, so that
+            Slurm starts the job again. If that fails, a warning says so.
 
     Raises:
         NotImplementedError: In `fit`: the job is elastic, which is for
@@ -105,11 +108,12 @@ class Checkpoint(SavingCallback):
         resume: str = "auto",
         strict: bool = False,
         seed: int = 0,
+        requeue: bool = False,
     ) -> None:
         super().__init__(
             Settings(
                 *(folder, every_steps, every_minutes, keep, on_signal),
-                *(resume, strict),
+                *(resume, strict, requeue),
             )
         )
         self.seed = seed
