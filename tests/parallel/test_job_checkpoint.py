@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import compiled
+from helpers import compiled, with_loss_scale
 
 import tfring
 from tfring import checkpoint
@@ -34,17 +34,32 @@ class CutOffAt(keras.callbacks.Callback):
 
 
 def new_model(
-    rank, *, steps_per_execution=1, shards_parameters=False, **options
+    rank,
+    *,
+    steps_per_execution=1,
+    shards_parameters=False,
+    scales_loss=False,
+    has_table=False,
+    **options,
 ):
     keras.utils.set_random_seed(5 + rank)
+    optimizer = keras.optimizers.Adam(0.01)
+    table = [
+        keras.layers.Discretization([-1.0, 0.0, 1.0]),
+        tfring.layers.ShardedEmbedding(5, 3),
+        keras.layers.Flatten(),
+    ]
     with (
         tfring.shard_parameters(min_elements=1)
         if shards_parameters
         else contextlib.nullcontext()
     ):
         return compiled(
-            tfring.DistributedOptimizer(keras.optimizers.Adam(0.01), **options),
+            with_loss_scale(optimizer, inside=True, **options)
+            if scales_loss
+            else tfring.DistributedOptimizer(optimizer, **options),
             keras.Input((4,)),
+            *(table if has_table else []),
             keras.layers.Dense(32, activation="relu"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3),
@@ -118,14 +133,35 @@ def train(folder, rank, kind="arrays", *, cut_off=None, every=2, **options):
         pytest.param(
             "arrays", 8, {"shard_states": True}, marks=pytest.mark.thorough
         ),
-        ("dataset", 10, {}),
+        ("dataset", 10, {"compression": tfring.PowerSGD(rank=1, start=2)}),
         pytest.param(
             "batches",
             5,
             {"steps_per_execution": 2},
             marks=pytest.mark.thorough,
         ),
-        pytest.param("arrays", 3, {}, marks=pytest.mark.thorough),
+        pytest.param("arrays", 5, {}, marks=pytest.mark.thorough),
+        pytest.param(
+            "arrays",
+            9,
+            {"sync": tfring.DiLoCo(every=2)},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "arrays", 8, {"scales_loss": True}, marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            "arrays",
+            8,
+            {"scales_loss": True, "compression": tfring.PowerSGD(rank=1)},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "arrays",
+            8,
+            {"has_table": True, "scales_loss": True},
+            marks=pytest.mark.thorough,
+        ),
         pytest.param("unknown", 9, {}, marks=pytest.mark.thorough),
         pytest.param("endless", 9, {}, marks=pytest.mark.thorough),
         pytest.param(

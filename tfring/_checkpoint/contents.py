@@ -6,8 +6,8 @@
 |       |                             | written                         |
 | SHARD | states with `shard_states`, | the whole, cut anew             |
 |       | tables of ShardedEmbedding  |                                 |
-| MEAN  | accumulated gradients       | the mean, which keeps their sum |
-|       |                             | over the ranks                  |
+| MEAN  | accumulated gradients,      | the mean, which keeps their sum |
+|       | errors of PowerSGD          | over the ranks                  |
 | SEED  | seeds of layers             | rank 0's, folded with the rank  |
 | FIRST | moving statistics, and with | rank 0's                        |
 |       | `sync` optimizer states     |                                 |
@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from tfring._core.process_sets import global_process_set
 from tfring._gradients.local_variables import inner_variable
+from tfring._gradients.powersgd import ERROR
 from tfring._gradients.rounds import Gossip
 from tfring._state.kinds import Kind, kind_of, rounds_among
 from tfring._state.model_state import local_variables_of, without_metrics
@@ -103,12 +104,16 @@ class Item:
         return described
 
 
-def items_of_model(model: Any, optimizers: Sequence[Any]) -> list[Item]:
+def items_of_model(
+    model: Any, optimizers: Sequence[Any], saved_keys: Iterable[str] = ()
+) -> list[Item]:
     """Returns what a training of a Keras model consists of.
 
     Args:
         model: A Keras model that has been built.
         optimizers: Its optimizers, or others that train it; built.
+        saved_keys: The keys of a checkpoint that is to be restored. Variables
+            that the first step would make are made, if they are among these.
 
     Raises:
         NotImplementedError: Some of it cannot be saved.
@@ -141,10 +146,39 @@ def items_of_model(model: Any, optimizers: Sequence[Any]) -> list[Item]:
             for variable in each._variables
         ]
     items = _items(groups, rule_of)
+    items += _low_rank_items(optimizers, saved_keys)
     rounds = [state for each in rounds_among(weights) for state in each.state]
     items += _items({"rounds": rounds}, lambda _: Rule.ALIKE)
     items += _items({"metrics": model.metrics_variables}, lambda _: Rule.LEFT)
     return [*items, *_random_items()]
+
+
+def _low_rank_items(
+    optimizers: Sequence[Any], saved_keys: Iterable[str]
+) -> list[Item]:
+    """Returns the state of `tfring.PowerSGD`."""
+    items = []
+    found = [each for e in optimizers for each in distributed_optimizers(e)]
+    for number, optimizer in enumerate(found):
+        low_rank = optimizer._tfring_options.low_rank
+        if low_rank is None:
+            continue
+        prefix = f"low-rank-{number}/"
+        trained = optimizer._trainable_variables
+        saved = [k[len(prefix) :] for k in saved_keys if k.startswith(prefix)]
+        low_rank.make(trained, saved)
+        for name, variable in low_rank.variables(trained).items():
+            is_error = name.endswith(ERROR)
+            items.append(
+                Item(
+                    prefix + name,
+                    Rule.MEAN if is_error else Rule.ALIKE,
+                    f"{name} of tfring.PowerSGD",
+                    _reader(variable),
+                    variable.assign,
+                )
+            )
+    return items
 
 
 def items_of_variables(variables: Iterable[Any]) -> list[Item]:
@@ -225,13 +259,6 @@ def _check_optimizer(optimizer: Any) -> None:
                 f"Checkpoint: {name} has sync=tfring.Gossip, with which the "
                 "ranks have no common weights until fit ends. Save with "
                 "keras.callbacks.ModelCheckpoint, which keeps their mean."
-            )
-        if options.low_rank is not None:
-            raise NotImplementedError(
-                f"Checkpoint: {name} has compression=tfring.PowerSGD, whose "
-                "errors are not saved yet: a training that goes on would lose "
-                "them. Save with keras.callbacks.ModelCheckpoint, or take "
-                "tfring.Compression.bf16."
             )
 
 

@@ -124,7 +124,8 @@ class Checkpoint:
             ValueError: The checkpoint is of another training.
         """
         saved = self._saver.find()
-        self._saver.begin(self._items(), saved)
+        keys = () if saved is None else saved.items()
+        self._saver.begin(self._items(keys), saved)
         self._has_begun = True
         if saved is None:
             return False
@@ -164,7 +165,8 @@ class Checkpoint:
         if have_tapes_low_rank():
             raise NotImplementedError(
                 "Checkpoint: a DistributedGradientTape has compression="
-                "tfring.PowerSGD, whose errors are not saved yet. Take "
+                "tfring.PowerSGD, whose errors are not saved: all tapes share "
+                "them. Pass it to a tfring.DistributedOptimizer, or take "
                 "tfring.Compression.bf16."
             )
         place = {"epoch": self.epoch, "batch": self.batch}
@@ -193,9 +195,9 @@ class Checkpoint:
                 "where there is nothing to restore yet."
             )
 
-    def _items(self) -> list[Item]:
+    def _items(self, saved_keys: Iterable[str] = ()) -> list[Item]:
         optimizers = built_optimizers(self._model, self._optimizer)
         return [
-            *items_of_model(self._model, optimizers),
+            *items_of_model(self._model, optimizers, saved_keys),
             *items_of_variables(self._variables),
         ]

@@ -73,6 +73,8 @@ _Gradient = Any  # tf.Tensor | tf.IndexedSlices
 # of its factors. Otherwise the second round and the arithmetic cost more than
 # they save.
 _LEAST_SAVING = 2
+# The name of what a rank's gradients have left out; see `LowRank.variables`.
+ERROR = "error"
 # An index that no gradient has.
 _FLAG_INDEX = -1
 
@@ -155,6 +157,42 @@ class LowRank:
         with tf.init_scope():
             count = tf.minimum(tf.cast(steps(), tf.int64), self._start)
             self._steps = ResourceVariable(count, trainable=False)
+
+    def variables(self, trained: Sequence[Any]) -> dict[str, Any]:
+        """Returns the variables that there are by now, by their names.
+
+        Args:
+            trained: The trained variables, by whose order the names are.
+        """
+        named: dict[str, Any] = {}
+        for number, variable in enumerate(trained):
+            state = self._states.get(variable_key(variable))
+            if state is not None:
+                named[f"{number}/{ERROR}"] = state.error
+                named[f"{number}/right"] = state.right
+        if self._steps is not None:
+            named["steps"] = self._steps
+        return named
+
+    def make(self, trained: Sequence[Any], names: Iterable[str]) -> None:
+        """Makes variables of a checkpoint, which the first step would make.
+
+        Args:
+            trained: The trained variables.
+            names: The names that `variables` has returned.
+        """
+        numbers = {name.partition("/")[0] for name in names}
+        if "steps" in numbers:
+            self.begin_at(lambda: 0)
+        for number in numbers - {"steps"}:
+            if int(number) >= len(trained):
+                continue
+            variable = trained[int(number)]
+            value = tf.convert_to_tensor(inner_variable(variable))
+            ready = Ready(int(number), variable, "", Kind.DENSE, value)
+            key = variable_key(variable)
+            if key not in self._states and self._is_worth_it(ready):
+                self._states[key] = self._new_state(ready)
 
     def reduce(
         self,

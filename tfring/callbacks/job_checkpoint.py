@@ -80,8 +80,8 @@ class Checkpoint(SavingCallback):
 
     Raises:
         NotImplementedError: In `fit`: the job is elastic, which is for
-            `tfring.elastic.fit`; or the optimizer has a process set,
-            `sync=tfring.Gossip` or `tfring.PowerSGD`.
+            `tfring.elastic.fit`; or the optimizer has a process set, or
+            `sync=tfring.Gossip`.
         RuntimeError: In `fit`: no checkpoint is complete, although there are
             checkpoints or `resume` is "must".
         TypeError: An argument has a wrong type; in `fit`, the data are of
@@ -150,7 +150,8 @@ class Checkpoint(SavingCallback):
             for each in self._others:
                 if isinstance(each, keras.callbacks.CSVLogger):
                     each.append = True
-        self._items = items_of_model(model, optimizers)
+        keys = () if self._saved is None else self._saved.items()
+        self._items = items_of_model(model, optimizers, keys)
         self._config = config_of(model) if runtime.rank() == 0 else None
 
     def on_train_begin(self, logs: Any = None) -> None:

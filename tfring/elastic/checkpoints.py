@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -83,7 +83,8 @@ class Checkpoints:
             saver.go_on(self._items(), self._state.steps)
             return
         saved = saver.find(counts_rows=True)
-        saver.begin(self._items(), saved)
+        keys = () if saved is None else saved.items()
+        saver.begin(self._items(keys), saved)
         if saved is not None:
             self._take(saver, saved)
 
@@ -182,6 +183,6 @@ class Checkpoints:
             self._items(), place, callbacks=self._others, config=config
         )
 
-    def _items(self) -> list[Item]:
+    def _items(self, saved_keys: Iterable[str] = ()) -> list[Item]:
         model = self._state.model
-        return items_of_model(model, built_optimizers(model))
+        return items_of_model(model, built_optimizers(model), saved_keys)
