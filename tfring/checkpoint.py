@@ -10,17 +10,18 @@ changes nothing in the folder.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
+if TYPE_CHECKING:
+    from tfring._checkpoint.folder import Folder
+    from tfring._checkpoint.restoring import Saved
 
-from tfring._checkpoint.folder import Folder, PartFile
-from tfring._checkpoint.restoring import Saved
-from tfring._state.model_state import without_metrics
-from tfring._state.optimizers import with_inner
+# Modules that need TensorFlow are imported in functions, so that it gets the
+# settings by which it does not greet.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="which one; by default the newest that is whole",
     )
     options = parser.parse_args(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    from tfring._checkpoint.folder import Folder
+    from tfring._checkpoint.restoring import Saved
+
     folder = Folder(options.folder)
     numbers = folder.numbers()
     if options.number is not None:
@@ -70,6 +76,8 @@ def _fail(reason: str) -> int:
 
 
 def _describe(folder: Folder, number: int) -> str:
+    from tfring._checkpoint.folder import PartFile
+
     problem = folder.problem(number)
     if problem is not None:
         return f"checkpoint {number}: {problem}"
@@ -94,6 +102,11 @@ def _write(saved: Saved, path: Path) -> None:
     Raises:
         ValueError: Keras cannot make the model by itself.
     """
+    import keras
+
+    from tfring._state.model_state import without_metrics
+    from tfring._state.optimizers import with_inner
+
     config = saved.manifest["parts"][0].get("model")
     if config is None:
         raise ValueError(
