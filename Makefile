@@ -148,13 +148,13 @@ WHOLE := accumulation data_service docs fit_agreement large loading \
   local_variables offload random_features random_trainings training \
   undistributed user_scripts xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
-  elastic_fit join_callback process_sets reducer refused_shards saving_shards \
-  set_collectives shard_states training_sets whole_states
+  elastic_checkpoint elastic_fit join_callback process_sets reducer refused_shards \
+  saving_shards set_collectives shard_states training_sets whole_states
 LEFT_OUT_3 := $(WHOLE) autograph callbacks clipping compression compressors \
   data join_callback keras2 loss_reductions metric_average monitor names not_broadcast objects \
   optimizer reducer refused_shards runtime seeds sessions state timeline whole_states
-LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
-  gradients metrics shard_states sync_batch_norm topology xla
+LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_checkpoint \
+  elastic_fit gradients metrics shard_states sync_batch_norm topology xla
 # The others are `trainings`.
 LEFT_OUT_2 := $(if $(EXTENT),,random_features random_trainings)
 # In the gate, on three: what is no power of two, or has a rank between others.
@@ -186,7 +186,7 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
 ON_HOST := accumulation autograph callbacks clipping consistency data data_service \
-  docs elastic elastic_fit fit_agreement global_mean gossip join_callback keras2 large \
+  docs elastic elastic_checkpoint elastic_fit fit_agreement global_mean gossip join_callback keras2 large \
   loading loss_reductions metric_average metrics monitor names not_broadcast objects \
   random_features random_trainings reducer rounds runtime seeds sessions shard_states sharded_embedding timeline topology \
   undistributed user_scripts v1_optimizer whole_states xla xla_stress
