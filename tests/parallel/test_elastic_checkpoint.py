@@ -1,6 +1,7 @@
 """elastic.fit with a Checkpoint: a lost job goes on, with any ranks."""
 
 import json
+import shutil
 import threading
 
 import keras
@@ -182,3 +183,21 @@ def test_another_rank_without_one_is_refused(rank, several_ranks):
     x = np.ones((32, 4), "float32")
     with pytest.raises(ValueError, match="must pass one"):
         elastic.fit(model, x, x[:, :1], verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.thorough
+def test_a_training_that_a_callback_has_ended_is_not_begun_again(
+    rank, shared_path
+):
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            # The others learn of it after the checkpoint.
+            self.model.stop_training |= rank == 0
+
+    values, history, _ = train(shared_path, rank, Ends())
+    assert len(history["loss"]) == 1
+    tfring.barrier()
+    if rank == 0:
+        shutil.rmtree(max(shared_path.glob("checkpoint-*")))
+    tfring.barrier()
+    assert train(shared_path, rank)[:2] == (values, history)

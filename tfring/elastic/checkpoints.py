@@ -36,10 +36,12 @@ class Checkpoints:
     Args:
         state: The state of `fit`: a `KerasState` with the attributes `epoch`,
             `taken`, `logs`, `history` and `steps`.
+        epochs: How many epochs there are.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, epochs: int) -> None:
         self._state = state
+        self._epochs = epochs
         # A function of callbacks makes one in each generation. The first one's
         # remains, because its thread may still write.
         self._saver: Saver | None = None
@@ -90,14 +92,15 @@ class Checkpoints:
 
     def _take(self, saver: Saver, saved: Saved) -> None:
         """Goes on from a checkpoint, whose variables have been restored."""
-        rank = runtime.rank()
-        place = saved.of_rank(rank, "place")
-        state = self._state
+        rank, state = runtime.rank(), self._state
+        state.history.replace(saved.of_rank(rank, "place")["history"])
+        # From here on all ranks have the same. One of them may have known that
+        # the training ends.
+        places = [part["place"] for part in saved.manifest["parts"]]
+        place = max(places, key=lambda each: each["epoch"])
         state.epoch, state.taken = place["epoch"], place["taken"]
+        state.logs = place["logs"]
         state.steps, self._saved_epoch = saver.step, state.epoch
-        # By these the callbacks of all ranks may end the training.
-        state.logs = saved.of_rank(0, "place")["logs"]
-        state.history.replace(place["history"])
         self._restore_callbacks = functools.partial(
             restore_callbacks, saved, self._others
         )
@@ -171,10 +174,12 @@ class Checkpoints:
         assert self._saver is not None
         state = self._state
         self._saved_epoch = state.epoch
+        # A callback of this rank may have ended the training.
+        ends = bool(state.model.stop_training)
         place = {
-            "epoch": state.epoch,
-            "batch": batch,
-            "taken": state.taken,
+            "epoch": max(state.epoch, self._epochs) if ends else state.epoch,
+            "batch": 0 if ends else batch,
+            "taken": 0 if ends else state.taken,
             "logs": callback_states.plain(logs),
             "history": callback_states.plain(state.history.epochs()),
         }

@@ -145,7 +145,7 @@ def fit(
         history=History(),
         steps=0,
     )
-    checkpoints = Checkpoints(state)
+    checkpoints = Checkpoints(state, epochs)
     state.register_reset_callbacks(reset_callbacks)
     is_kept = keep_traces and state.traces_hold() and not model.run_eagerly
     if is_kept and runtime.is_beside():
