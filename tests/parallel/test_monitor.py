@@ -273,9 +273,7 @@ def scalars_of(folder):
 def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
     """The last rank is late by 2 s in each of four steps."""
     late = rank == size - 1
-    totals = tfring.Statistics(
-        0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, {}, {}, 0.0
-    )
+    totals = tfring.Statistics(0, 0.0, 0, 0, 0.0, 0.0, 0, 0, 0, {}, {}, 0.0)
     monkeypatch.setattr(monitor, "current", lambda: totals)
     now = 0.0
     callback = tfring.callbacks.MonitorCallback(tmp_path / "logs")
