@@ -2,6 +2,7 @@
 // them.
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,19 +54,59 @@ const AllreducePlan kDoubling{AllreduceAlgorithm::kRecursiveDoubling, {}};
 TEST(CostModelTest, ARingTakesTwoStepsForEachOtherRank) {
   // 6 steps of 2 bytes, 3 of them reduced.
   EXPECT_DOUBLE_EQ(Predict(kRing, {1, 4}, 8), 6 * (1 + 2 * 0.5) + 3 * 2 * 0.25);
-  // The slowest link sets the pace.
-  EXPECT_DOUBLE_EQ(Predict(kRing, {2, 2}, 8), 6 * (10 + 2 * 1) + 3 * 2 * 0.25);
+  // Every other link is within a node.
+  EXPECT_DOUBLE_EQ(Predict(kRing, {2, 2}, 8),
+                   6 * (10 + 2 * 0.75) + 3 * 2 * 0.25);
+  // With long messages the slowest link is always busy.
+  Costs costs = RoundCosts();
+  costs.reduce_seconds_per_byte = 0;
+  EXPECT_DOUBLE_EQ(PredictSeconds(kRing, {2, 2}, costs, 4000), 6 * 1000);
+}
+
+TEST(CostModelTest, ALongChunkIsReducedWhileItIsOnTheWire) {
+  Costs costs = RoundCosts();
+  costs.segment_bytes = 100;
+  const auto seconds = [&](int64_t bytes) {
+    return PredictSeconds(kRing, {2, 1}, costs, bytes);
+  };
+  EXPECT_DOUBLE_EQ(seconds(200), 2 * (10 + 100 * 1) + 100 * 0.25);
+  EXPECT_DOUBLE_EQ(seconds(2000), 2 * 1000 * 1);
+  costs.reduce_seconds_per_byte = 2;
+  EXPECT_DOUBLE_EQ(seconds(2000), 1000 * 2 + 1000 * 1);
+  // Unless cores do both.
+  EXPECT_DOUBLE_EQ(PredictSeconds(kRing, {1, 2}, costs, 2000),
+                   2 * (1 + 1000 * 0.5) + 1000 * 2);
 }
 
 TEST(CostModelTest, AGridIsRingsOfEverSmallerShares) {
   // 16 bytes in 4 nodes of 2: a ring of 2 within, then one of 4 for 8 bytes.
   EXPECT_DOUBLE_EQ(Predict(Grid({2, 4}), {4, 2}, 16),
                    2 * (1 + 8 * 0.5) + 8 * 0.25 +  //
-                       6 * (10 + 2 * 4) + 3 * 2 * 0.25);
+                       6 * (10 + 2 * 1) + 3 * 2 * 0.25);
   EXPECT_DOUBLE_EQ(Predict(Grid({2, 2, 2}), {4, 2}, 16),
-                   2 * (1 + 8 * 0.5) + 8 * 0.25 +     //
-                       2 * (10 + 4 * 4) + 4 * 0.25 +  //
-                       2 * (10 + 2 * 4) + 2 * 0.25);
+                   2 * (1 + 8 * 0.5) + 8 * 0.25 +  //
+                       2 * 4 * 4 +                 // a busy link
+                       2 * (10 + 2 * 1) + 2 * 0.25);
+}
+
+TEST(CostModelTest, TheAxesOfAGridWorkOnDifferentBlocks) {
+  Costs costs;
+  costs.within = {0, 1};
+  const auto seconds = [&](double between) {
+    costs.shared_across = costs.across = {0, between};
+    // Four blocks, of 4 MiB each: the first axis takes 2 MiB to scatter and to
+    // gather one, the second axis twice 1 MiB.
+    return PredictSeconds(Grid({2, 2}), {2, 2}, costs, 16 << 20) / (1 << 20);
+  };
+  const auto is_about = [](double expected) {
+    return testing::DoubleNear(expected, 0.001);
+  };
+  // At the begin and at the end one axis is idle.
+  EXPECT_THAT(seconds(1), is_about(2 + 2 + 2 * 4 + 2 + 2));
+  EXPECT_THAT(seconds(4), is_about(2 + 4 * 8 + 2));
+  // Within one node both axes take turns.
+  EXPECT_NEAR(PredictSeconds(Grid({2, 2}), {1, 4}, costs, 16 << 20),
+              4 * (2 + 2 + 2) << 20, 1000);
 }
 
 TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {

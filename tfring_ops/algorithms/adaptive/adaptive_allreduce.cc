@@ -31,7 +31,9 @@ AdaptiveAllreduce::AdaptiveAllreduce(const RingContext& context,
       source_(options.deterministic ? CostSource::kTypical : source),
       verbose_(options.verbose && layout_.ranks() > 1 &&
                context.transport.rank() == 0),
-      costs_(Costs::Typical(layout_.ranks_per_node)) {}
+      costs_(Costs::Typical(layout_.ranks_per_node)) {
+  costs_.segment_bytes = context.segment_bytes;
+}
 
 absl::StatusOr<Costs> AdaptiveAllreduce::Measured() {
   TFRING_RETURN_IF_ERROR(Prepare());

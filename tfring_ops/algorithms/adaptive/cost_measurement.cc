@@ -139,6 +139,7 @@ absl::StatusOr<Costs> Measure(
       std::min(transfer_bytes, kTransferSegments * context.segment_bytes);
   const Means means{sent, received, await, largest, clock};
   Costs costs;
+  costs.segment_bytes = context.segment_bytes;
   if (layout.nodes == 1) {
     TFRING_ASSIGN_OR_RETURN(costs.within,
                             MeasureLink(context, means, bytes, bytes));

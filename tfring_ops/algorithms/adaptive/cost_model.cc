@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/hierarchical.h"
 
 namespace tfring {
 namespace {
@@ -61,15 +62,79 @@ std::vector<std::vector<int>> Shapes(const Layout& layout) {
   return shapes;
 }
 
-double MessageSeconds(const LinkCosts& link, double bytes) {
-  return link.latency_seconds + bytes * link.seconds_per_byte;
+// The links of a ring.
+struct Path {
+  double latency_seconds;
+  // Of the link that is busy for longest, and of a message on the way.
+  double seconds_per_byte, own_seconds_per_byte;
+  // In a job of one node the cores that reduce have to copy, too.
+  bool overlaps;
+};
+
+Path Within(const Layout& layout, const Costs& costs) {
+  const LinkCosts& link = costs.within;
+  return {link.latency_seconds, link.seconds_per_byte, link.seconds_per_byte,
+          layout.nodes > 1};
 }
 
-double RingSeconds(const LinkCosts& link, double reduce_seconds_per_byte, int n,
-                   double bytes) {
-  const double chunk_bytes = bytes / n;
-  return (n - 1) * (2 * MessageSeconds(link, chunk_bytes) +
-                    chunk_bytes * reduce_seconds_per_byte);
+// Ranks of different nodes, while all ranks of a node use its link.
+Path Across(const Costs& costs) {
+  const LinkCosts& shared = costs.shared_across;
+  return {shared.latency_seconds, shared.seconds_per_byte,
+          std::min(shared.seconds_per_byte, costs.across.seconds_per_byte),
+          true};
+}
+
+// All ranks: a message takes mostly links within nodes.
+Path Around(const Layout& layout, const Costs& costs) {
+  if (layout.nodes == 1) return Within(layout, costs);
+  const LinkCosts &within = costs.within, &across = costs.across;
+  const int n = layout.ranks_per_node;
+  if (n == 1) {
+    return {across.latency_seconds, across.seconds_per_byte,
+            across.seconds_per_byte, true};
+  }
+  return {std::max(within.latency_seconds, across.latency_seconds),
+          std::max(within.seconds_per_byte, across.seconds_per_byte),
+          ((n - 1) * within.seconds_per_byte + across.seconds_per_byte) / n,
+          true};
+}
+
+// Returns the time from one primitive of a ring to the next.  With long
+// messages the busiest link is never idle; otherwise a rank waits for a message
+// from its beginning.  A chunk of several segments is on the wire while it is
+// reduced.
+double StepSeconds(const Path& path, const Costs& costs, double chunk_bytes,
+                   bool reduces) {
+  double segments = 1;
+  if (path.overlaps) {
+    segments = std::max(segments,
+                        chunk_bytes / static_cast<double>(costs.segment_bytes));
+  }
+  const double reduction =
+      reduces ? chunk_bytes * costs.reduce_seconds_per_byte : 0;
+  const double wire = chunk_bytes * path.own_seconds_per_byte;
+  return std::max({chunk_bytes * path.seconds_per_byte, reduction,
+                   path.latency_seconds + (wire + reduction) / segments});
+}
+
+double RingSeconds(const Path& path, const Costs& costs, int n, double bytes) {
+  return (n - 1) * (StepSeconds(path, costs, bytes / n, /*reduces=*/true) +
+                    StepSeconds(path, costs, bytes / n, /*reduces=*/false));
+}
+
+// Returns the time in which the first axis of a grid scatters or gathers a
+// block.  Of two parts of a chunk one is on the wire while the other is
+// reduced.
+double FirstAxisSeconds(const Path& path, const Costs& costs, int n,
+                        double block_bytes, bool reduces) {
+  const int parts = GridParts(static_cast<int64_t>(block_bytes / n));
+  const double part_bytes = block_bytes / n / parts;
+  double step = StepSeconds(path, costs, part_bytes, reduces);
+  if (parts > 1 && path.overlaps) {
+    step = std::max(part_bytes * path.seconds_per_byte, step / 2);
+  }
+  return parts * (n - 1) * step;
 }
 
 double DoublingSeconds(const Layout& layout, const Costs& costs,
@@ -86,36 +151,49 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   const double block_bytes = static_cast<double>(bytes) / blocks;
   const double reduce = block_bytes * costs.reduce_seconds_per_byte;
   const LinkCosts& far = layout.nodes > 1 ? costs.shared_across : costs.within;
+  const auto message = [&](const LinkCosts& link) {
+    return link.latency_seconds + block_bytes * link.seconds_per_byte;
+  };
   double seconds = 0;
   for (int distance = 1; distance < doublers; distance *= 2) {
     const bool near = nodes_are_whole && distance < layout.ranks_per_node;
-    seconds += reduce + MessageSeconds(near ? costs.within : far, block_bytes);
+    seconds += reduce + message(near ? costs.within : far);
   }
-  if (doublers < n) seconds += reduce + 2 * MessageSeconds(far, block_bytes);
+  if (doublers < n) seconds += reduce + 2 * message(far);
   return blocks * seconds;
 }
 
-// Returns the costs of the slowest step of a ring over all ranks, for which all
-// other steps wait.
-LinkCosts SlowestOfRing(const Layout& layout, const Costs& costs) {
-  if (layout.nodes == 1) return costs.within;
-  if (layout.ranks_per_node == 1) return costs.across;
-  return {
-      std::max(costs.within.latency_seconds, costs.across.latency_seconds),
-      std::max(costs.within.seconds_per_byte, costs.across.seconds_per_byte)};
-}
-
+// See Note [Blocks of a grid] in ring/hierarchical.cc.
 double GridSeconds(const std::vector<int>& shape, const Layout& layout,
-                   const Costs& costs, double bytes) {
+                   const Costs& costs, int64_t bytes) {
   const bool first_is_node = layout.nodes > 1 && layout.ranks_per_node > 1;
-  double seconds = 0;
-  for (size_t axis = 0; axis < shape.size(); ++axis) {
-    const bool near = layout.nodes == 1 || (first_is_node && axis == 0);
-    seconds += RingSeconds(near ? costs.within : costs.shared_across,
-                           costs.reduce_seconds_per_byte, shape[axis], bytes);
-    bytes /= shape[axis];
+  const auto path = [&](size_t axis) {
+    return layout.nodes == 1 || (first_is_node && axis == 0)
+               ? Within(layout, costs)
+               : Across(costs);
+  };
+  const int64_t block_bytes = GridBlockBytes(shape, bytes, costs.segment_bytes);
+  const int64_t blocks =
+      std::max<int64_t>(1, (bytes + block_bytes - 1) / block_bytes);
+  double length = static_cast<double>(bytes) / static_cast<double>(blocks);
+  const double scatter =
+      FirstAxisSeconds(path(0), costs, shape[0], length, /*reduces=*/true);
+  const double gather =
+      FirstAxisSeconds(path(0), costs, shape[0], length, /*reduces=*/false);
+  double others = 0;
+  for (size_t axis = 1; axis < shape.size(); ++axis) {
+    length /= shape[axis - 1];
+    others += RingSeconds(path(axis), costs, shape[axis], length);
   }
-  return seconds;
+  // Axes on the same links do not gain from working at a time.
+  if (blocks == 1 || !first_is_node) {
+    return static_cast<double>(blocks) * (scatter + others + gather);
+  }
+  // The first axis works on the block behind, on both neighbours, and on the
+  // block before.
+  return scatter + std::max(others, scatter) +
+         static_cast<double>(blocks - 2) * std::max(others, scatter + gather) +
+         std::max(others, gather) + gather;
 }
 
 }  // namespace
@@ -173,18 +251,17 @@ std::vector<AllreducePlan> Plans(const Layout& layout,
 
 double PredictSeconds(const AllreducePlan& plan, const Layout& layout,
                       const Costs& costs, int64_t bytes) {
-  const auto size = static_cast<double>(bytes);
   switch (plan.algorithm) {
     case AllreduceAlgorithm::kRecursiveDoubling:
       return DoublingSeconds(layout, costs, bytes);
     case AllreduceAlgorithm::kHierarchical:
-      return GridSeconds(plan.shape, layout, costs, size);
+      return GridSeconds(plan.shape, layout, costs, bytes);
     case AllreduceAlgorithm::kAuto:
     case AllreduceAlgorithm::kRing:
       break;
   }
-  return RingSeconds(SlowestOfRing(layout, costs),
-                     costs.reduce_seconds_per_byte, layout.ranks(), size);
+  return RingSeconds(Around(layout, costs), costs, layout.ranks(),
+                     static_cast<double>(bytes));
 }
 
 const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,

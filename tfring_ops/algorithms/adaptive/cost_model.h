@@ -1,8 +1,8 @@
 // The predicted time of an allreduce, by algorithm, and the choice of the best.
 //
 // The model is Hockney's: a message of b bytes takes latency + b *
-// seconds_per_byte, and a reduction a time per byte besides.  It ignores that
-// primitives overlap, so it is an upper bound where they do.
+// seconds_per_byte, and a reduction a time per byte besides.  Of what overlaps
+// in a ring or a grid the longest counts.
 //
 // Everything here is a pure function: ranks that agree on the costs make the
 // same choice.
@@ -32,6 +32,7 @@ struct Costs {
   // Between nodes, per rank, while all of them communicate.
   LinkCosts shared_across;
   double reduce_seconds_per_byte = 0;
+  int64_t segment_bytes = 512 << 10;  // see RingContext
 
   // Costs of shared memory, and of a link of 100 Gbit/s that one rank of a node
   // can saturate.

@@ -1,16 +1,13 @@
 #include "tfring_ops/algorithms/ring/hierarchical.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
-#include "absl/types/span.h"
-#include "tfring_ops/algorithms/ring/allgather.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
-#include "tfring_ops/algorithms/ring/blocks.h"
 #include "tfring_ops/algorithms/ring/chunks.h"
-#include "tfring_ops/algorithms/ring/reduce_scatter.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/group.h"
 
@@ -18,107 +15,224 @@ namespace tfring {
 namespace {
 
 // Note [Blocks of a grid]
-// The first axes work on a block while the last axis, between nodes, has the
-// previous or the next block on the wire: see Note [Reduction by blocks].  At
-// the ends of the buffer there is no other block to work on.  So a buffer is
-// cut into at least kBlocks blocks, unless their chunks would be so short that
-// the steps along the last axis cost more than the overlap gains.
+// The first axis is within a node, and the others are between nodes.  To keep
+// both busy, a buffer is cut into blocks.  While the other axes reduce a block,
+// the first one gathers the block before and scatters the block behind it. Both
+// are lists of primitives that take turns: the list goes on that has moved the
+// smaller part of its elements.  On the first axis a primitive moves a part of
+// a chunk, so that the turns are short.
+//
+// All ranks have the same order of primitives, and one waits for those before
+// it alone.  So no rank waits for ever.
+//
+// At the ends of the buffer one side is idle, and each block pays the latencies
+// of all its primitives.  So there are kBlocks blocks, or fewer if the chunks
+// between nodes would be shorter than kLeastChunkBytes.
 constexpr int64_t kBlocks = 4;
 constexpr int64_t kLeastChunkBytes = 128 << 10;
+constexpr int64_t kMostSegments = 4;  // of such a chunk, per rank behind it
+constexpr int64_t kLeastPartBytes = 64 << 10;
+constexpr int64_t kMostParts = 4;
 
-using Rings = absl::Span<const std::unique_ptr<RingContext>>;
+// A primitive of a ring.
+struct Move {
+  Primitives* primitives;
+  absl::Status (Primitives::*run)(Range);
+  Range chunk;
+  int64_t weight;  // about the length of the chunk; the same on all ranks
+};
 
-int64_t GridBlockCount(Rings rings, int64_t count, DataType dtype) {
-  const RingContext& last = *rings.back();
-  int64_t ranks = 1;
-  for (const auto& ring : rings) ranks *= ring->order.size();
-  const int64_t longest = BlockCount(last, dtype) / last.order.size();
-  const int64_t least = kLeastChunkBytes / SizeInBytes(dtype);
-  return ranks * UpToBorder(std::clamp(count / ranks / kBlocks + 1,
-                                       std::min(least, longest), longest),
-                            dtype);
+using Moves = std::vector<Move>;
+
+// Runs the moves of two lists, each in its order; see Note [Blocks of a grid].
+absl::Status RunInTurns(const Moves& some, const Moves& others) {
+  const auto total = [](const Moves& moves) {
+    int64_t weight = 0;
+    for (const Move& move : moves) weight += move.weight;
+    return static_cast<double>(weight);
+  };
+  const double all_of_some = total(some), all_of_others = total(others);
+  double some_done = 0, others_done = 0;
+  for (auto i = some.begin(), j = others.begin();
+       i != some.end() || j != others.end();) {
+    const bool is_some =
+        j == others.end() || (i != some.end() && some_done * all_of_others <=
+                                                     others_done * all_of_some);
+    const Move& move = is_some ? *i++ : *j++;
+    (is_some ? some_done : others_done) += static_cast<double>(move.weight);
+    TFRING_RETURN_IF_ERROR((move.primitives->*move.run)(move.chunk));
+  }
+  return absl::OkStatus();
 }
 
-// The blocks of the ring along the last axis: the first axes reduce-scatter
-// them before it, and gather them after it.
-class GridBlocks final : public Blocks {
+// This rank's moves, block by block.
+class GridMoves {
  public:
-  GridBlocks(Rings rings, const RingBuffers& buffers)
-      : Blocks(buffers.count,
-               GridBlockCount(rings, buffers.count, buffers.dtype)),
-        rings_(rings.first(rings.size() - 1)),
-        buffers_(buffers),
-        element_bytes_(SizeInBytes(buffers.dtype)) {
-    buffers_.scale = 1.0;
-  }
-
-  // This rank's range of `block` on the last axis.
-  Range Place(Range block) const override { return Shares(block).back(); }
-
-  // Reduces `block` along the first axes: each rank then has its share in the
-  // output.
-  absl::Status Begin(Range block) override {
-    RingBuffers buffers = buffers_;
-    const std::vector<Range> shares = Shares(block);
-    for (size_t axis = 0; axis < rings_.size(); ++axis) {
-      const int64_t offset_bytes = shares[axis].offset * element_bytes_;
-      RingBuffers share = buffers;
-      share.input = static_cast<const std::byte*>(buffers.input) + offset_bytes;
-      share.output = Output(shares[axis]);
-      share.count = shares[axis].count;
-      TFRING_RETURN_IF_ERROR(
-          RingReduceScatter(*rings_[axis], share, Chunks(axis, share.count)));
-      buffers.input = buffers.output;
+  // `rings` are at least two.
+  GridMoves(std::vector<const RingContext*> rings, const RingBuffers& buffers)
+      : rings_(std::move(rings)),
+        dtype_(buffers.dtype),
+        count_(buffers.count),
+        block_count_(BlockCount()) {
+    RingBuffers of_ring = buffers;
+    of_ring.scale = 1.0;
+    from_input_ = MakePair(*rings_[0], of_ring);
+    of_ring.input = buffers.output;
+    for (const RingContext* const ring : rings_) {
+      if (ring == rings_.back()) of_ring.scale = buffers.scale;
+      in_place_.push_back(MakePair(*ring, of_ring));
     }
-    return absl::OkStatus();
   }
 
-  // Gathers all shares of `block` along the first axes.
-  absl::Status End(Range block) override {
-    const std::vector<Range> shares = Shares(block);
-    for (size_t axis = rings_.size(); axis-- > 0;) {
-      std::vector<int64_t> bytes_of_rank;
-      for (const Range& chunk : Chunks(axis, shares[axis].count)) {
-        bytes_of_rank.push_back(chunk.count * element_bytes_);
+  int64_t blocks() const { return (count_ + block_count_ - 1) / block_count_; }
+
+  // On the first axis: each rank then has its share of a block.
+  void Scatter(int64_t block, Moves& moves) const {
+    AddReduceScatter(from_input_, Whole(block), moves);
+  }
+
+  // On the other axes: each rank then has the sum of its share.
+  void Allreduce(int64_t block, Moves& moves) const {
+    AddAllreduce(OwnPart(Whole(block)), moves);
+  }
+
+  // On the first axis again: each rank then has the sum of the block.
+  void Gather(int64_t block, Moves& moves) const {
+    AddAllgather(Whole(block), /*has_sent=*/false, moves);
+  }
+
+  absl::Status Drain() const {
+    std::vector<const Pair*> pairs{&from_input_};
+    for (const Pair& pair : in_place_) pairs.push_back(&pair);
+    for (const Pair* const pair : pairs) {
+      for (const auto& primitives : *pair) {
+        TFRING_RETURN_IF_ERROR(primitives->Drain());
       }
-      TFRING_RETURN_IF_ERROR(
-          RingAllgather(*rings_[axis], Output(shares[axis + 1]),
-                        Output(shares[axis]), bytes_of_rank));
     }
     return absl::OkStatus();
   }
 
  private:
-  std::byte* Output(Range share) const {
-    return static_cast<std::byte*>(buffers_.output) +
-           share.offset * element_bytes_;
+  using Pair = std::array<std::unique_ptr<Primitives>, 2>;
+
+  static Pair MakePair(const RingContext& ring, const RingBuffers& buffers) {
+    return {std::make_unique<Primitives>(ring, buffers),
+            std::make_unique<Primitives>(ring, buffers)};
   }
 
-  std::vector<Range> Chunks(size_t axis, int64_t count) const {
-    const int n = rings_[axis]->transport.size();
-    std::vector<Range> chunks;
-    for (int rank = 0; rank < n; ++rank) {
-      chunks.push_back(AlignedChunkOf(count, n, rank, buffers_.dtype));
+  // What the ranks of an axis share out: a block, or a rank's part of it.
+  struct Shared {
+    size_t axis;
+    Range range;
+    int64_t length;  // about that of `range`; the same on all ranks
+  };
+
+  int ranks(size_t axis) const { return rings_[axis]->order.size(); }
+
+  int64_t BlockCount() const {
+    std::vector<int> shape;
+    int64_t all = 1;
+    for (size_t axis = 0; axis < rings_.size(); ++axis) {
+      shape.push_back(ranks(axis));
+      all *= ranks(axis);
     }
-    return chunks;
+    const int64_t element_bytes = SizeInBytes(dtype_);
+    const int64_t bytes =
+        GridBlockBytes(shape, count_ * element_bytes, rings_[0]->segment_bytes);
+    return UpToBorder(bytes / element_bytes / all + 1, dtype_) * all;
   }
 
-  // This rank's range of `block` on each axis, ending with that on the last
-  // one.
-  std::vector<Range> Shares(Range block) const {
-    std::vector<Range> shares{block};
-    for (const auto& ring : rings_) {
-      const Range own = AlignedChunkOf(block.count, ring->transport.size(),
-                                       ring->transport.rank(), buffers_.dtype);
-      block = {block.offset + own.offset, own.count};
-      shares.push_back(block);
+  Shared Whole(int64_t block) const {
+    const int64_t begin = std::min(block * block_count_, count_);
+    const int64_t count = std::min(block_count_, count_ - begin);
+    return {0, {begin, count}, count};
+  }
+
+  // What is shared out on the next axis.
+  Shared OwnPart(const Shared& shared) const {
+    return {shared.axis + 1,
+            ChunkOf(shared, rings_[shared.axis]->transport.rank()),
+            shared.length / ranks(shared.axis)};
+  }
+
+  Range ChunkOf(const Shared& shared, int rank) const {
+    const Range chunk =
+        AlignedChunkOf(shared.range.count, ranks(shared.axis), rank, dtype_);
+    return {shared.range.offset + chunk.offset, chunk.count};
+  }
+
+  // Calls add_part with a function that adds a primitive on the chunk of the
+  // rank `j` places before this one, or on a part of it.  The moves of two
+  // parts take turns, so that one is on the wire while the other is reduced.
+  template <typename AddPart>
+  void ForParts(const Pair& pair, const Shared& shared, Moves& moves,
+                const AddPart& add_part) const {
+    const int64_t length = shared.length / ranks(shared.axis);
+    const int parts =
+        shared.axis > 0 ? 1 : GridParts(length * SizeInBytes(dtype_));
+    Moves of_part, of_pair;
+    for (int part = 0; part < parts; ++part) {
+      of_part.clear();
+      add_part([&](absl::Status (Primitives::*run)(Range), int j) {
+        const Range chunk =
+            ChunkOf(shared, rings_[shared.axis]->order.Before(j));
+        const Range own = AlignedChunkOf(chunk.count, parts, part, dtype_);
+        of_part.push_back({pair[part % 2].get(),
+                           run,
+                           {chunk.offset + own.offset, own.count},
+                           length / parts});
+      });
+      if (part % 2 == 0) {
+        of_pair = of_part;
+        if (part + 1 < parts) continue;
+        of_part.clear();
+      }
+      for (size_t i = 0; i < of_pair.size(); ++i) {
+        moves.push_back(of_pair[i]);
+        if (i < of_part.size()) moves.push_back(of_part[i]);
+      }
     }
-    return shares;
   }
 
-  const Rings rings_;  // the rings of all axes except the last
-  RingBuffers buffers_;
-  const int64_t element_bytes_;
+  // See RingReduceScatter.
+  void AddReduceScatter(const Pair& pair, const Shared& shared,
+                        Moves& moves) const {
+    ForParts(pair, shared, moves, [&](const auto& add) {
+      add(&Primitives::Send, 1);
+      for (int j = 2; j < ranks(shared.axis); ++j) {
+        add(&Primitives::RecvReduceSend, j);
+      }
+      add(&Primitives::RecvReduceCopy, 0);
+    });
+  }
+
+  // See RingAllgather.  `has_sent` tells that this rank's chunk is on its way.
+  void AddAllgather(const Shared& shared, bool has_sent, Moves& moves) const {
+    ForParts(in_place_[shared.axis], shared, moves, [&](const auto& add) {
+      if (!has_sent) add(&Primitives::Send, 0);
+      for (int j = 1; j < ranks(shared.axis) - 1; ++j) {
+        add(&Primitives::RecvCopySend, j);
+      }
+      add(&Primitives::Recv, ranks(shared.axis) - 1);
+    });
+  }
+
+  void AddAllreduce(const Shared& shared, Moves& moves) const {
+    AddReduceScatter(in_place_[shared.axis], shared, moves);
+    const bool is_last = shared.axis + 1 == rings_.size();
+    if (is_last) {
+      moves.back().run = &Primitives::RecvReduceCopySend;
+    } else {
+      AddAllreduce(OwnPart(shared), moves);
+    }
+    AddAllgather(shared, /*has_sent=*/is_last, moves);
+  }
+
+  const std::vector<const RingContext*> rings_;
+  const DataType dtype_;
+  const int64_t count_, block_count_;
+  Pair from_input_;  // of the first axis
+  std::vector<Pair> in_place_;
 };
 
 }  // namespace
@@ -139,20 +253,56 @@ RingGrid::RingGrid(const RingContext& whole, const std::vector<int>& shape) {
   }
 }
 
+int64_t GridBlockBytes(absl::Span<const int> shape, int64_t bytes,
+                       int64_t segment_bytes) {
+  // A chunk of the second axis is the longest between nodes.  The blocks of the
+  // last axis stay in cache, as in Note [Reduction by blocks].
+  const int64_t chunks = static_cast<int64_t>(shape[0]) * shape[1];
+  int64_t longest = kMostSegments * segment_bytes;
+  for (const int length : shape.subspan(2)) longest *= length;
+  const int64_t least = std::min(kLeastChunkBytes, longest);
+  const int64_t in_all = bytes / chunks + 1;
+  const int64_t blocks =
+      std::max(std::clamp<int64_t>((in_all + least / 2) / least, 1, kBlocks),
+               (in_all + longest - 1) / longest);
+  return chunks * (in_all / blocks + 1);
+}
+
+int GridParts(int64_t chunk_bytes) {
+  return static_cast<int>(
+      std::clamp<int64_t>(chunk_bytes / kLeastPartBytes, 1, kMostParts));
+}
+
 absl::Status HierarchicalAllreduce(const RingGrid& grid, RingBuffers buffers) {
+  std::vector<const RingContext*> rings;
+  int n = 1;
+  for (const auto& ring : grid.rings()) {
+    n *= ring->order.size();
+    if (ring->order.size() > 1) rings.push_back(ring.get());
+  }
   if (buffers.op == ReduceOp::kAverage) {
     buffers.op = ReduceOp::kSum;
-    int n = 1;
-    for (const auto& ring : grid.rings()) n *= ring->order.size();
     buffers.scale /= n;
   }
-  const Rings rings = grid.rings();
-  const RingContext& last = *rings.back();
-  if (rings.size() == 1) return RingAllreduce(last, buffers);
+  if (rings.size() < 2) return RingAllreduce(*grid.rings().back(), buffers);
+  if (buffers.count == 0) return absl::OkStatus();
 
-  GridBlocks blocks(rings, buffers);
-  buffers.input = buffers.output;
-  return RingAllreduceBlocks(last, buffers, blocks);
+  const GridMoves grid_moves(std::move(rings), buffers);
+  Moves begin;
+  grid_moves.Scatter(0, begin);
+  TFRING_RETURN_IF_ERROR(RunInTurns(begin, {}));
+  for (int64_t block = 0; block < grid_moves.blocks(); ++block) {
+    Moves within, between;
+    if (block > 0) grid_moves.Gather(block - 1, within);
+    // The block behind the last one is empty.
+    grid_moves.Scatter(block + 1, within);
+    grid_moves.Allreduce(block, between);
+    TFRING_RETURN_IF_ERROR(RunInTurns(between, within));
+  }
+  Moves end;
+  grid_moves.Gather(grid_moves.blocks() - 1, end);
+  TFRING_RETURN_IF_ERROR(RunInTurns(end, {}));
+  return grid_moves.Drain();
 }
 
 }  // namespace tfring

@@ -16,10 +16,12 @@
 #ifndef TFRING_OPS_ALGORITHMS_RING_HIERARCHICAL_H_
 #define TFRING_OPS_ALGORITHMS_RING_HIERARCHICAL_H_
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 
 namespace tfring {
@@ -46,6 +48,14 @@ class RingGrid {
   std::vector<std::unique_ptr<Transport>> groups_;
   std::vector<std::unique_ptr<RingContext>> rings_;
 };
+
+// Returns about how many bytes of a buffer are in a block, for at least two
+// axes.  See Note [Blocks of a grid].
+int64_t GridBlockBytes(absl::Span<const int> shape, int64_t bytes,
+                       int64_t segment_bytes);
+
+// Returns how many parts a chunk of a block is moved in, on the first axis.
+int GridParts(int64_t chunk_bytes);
 
 // output = reduction of every rank's input.  All ranks have the same bits: each
 // element becomes whole at one rank of the last axis, and is copied from there.
