@@ -247,7 +247,7 @@ def test_predict_knows_the_cost_model(capsys):
     assert cli.main(["predict", *arguments, "--backprop_ms=40"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "64 ranks on 8 nodes, 33.6 MB of gradients in 1 bucket"
-    assert re.fullmatch(r"reduced in [\d.]+ ms by ring", lines[1])
+    assert re.fullmatch(r"reduced in [\d.]+ ms by hierarchical 8 x 8", lines[1])
     assert "beside 40.0 ms of backpropagation: 0% hidden" in lines[2]
     with pytest.raises(SystemExit):
         cli.main(["predict", "--ranks=10", "--per_node=8", "--gbits=1"])
