@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import thorough
 
 import tfring
 
@@ -57,8 +58,15 @@ class Until(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("cause", ["input", "computation"])
+@pytest.mark.parametrize(
+    ("cause", "jit_compile"),
+    [
+        ("input", True),
+        ("computation", False),
+        thorough("input", False),
+        thorough("computation", True),
+    ],
+)
 def test_a_slow_rank_is_named(
     rank, size, caplog, looks_each_second, cause, jit_compile
 ):
