@@ -1,6 +1,7 @@
 // Collectives of up to 512 ranks, in simulated time.
 #include "tests/cpp/simulated_job.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -116,6 +117,21 @@ TEST(SimulatedJobTest, ARingIsOneStreamAndTakesItsBytes) {
   const double of_bytes = 2.0 * 15 / 16 * 4.0 * count / 8e9;
   EXPECT_GT(seconds, of_bytes);
   EXPECT_LT(seconds, 1.2 * of_bytes);
+}
+
+// See Note [Blocks of a grid] in ring/hierarchical.cc.
+TEST(SimulatedJobTest, AGridKeepsBothKindsOfLinksBusy) {
+  const int64_t count = 2'000'003;
+  const double within = 2 * 3.0 / 4 * 4 * count / 8e9;
+  const double across = 2 * 3.0 / 4 * 4 * count / 12.5e9;
+  for (const auto& shape :
+       {std::vector<int>{4, 4}, std::vector<int>{4, 2, 2}}) {
+    SimulatedJob job(Nodes(4, 4));
+    const double seconds =
+        SecondsOfSum(job, {AllreduceAlgorithm::kHierarchical, shape}, count);
+    EXPECT_GT(seconds, std::max(within, across));
+    EXPECT_LT(seconds, 0.8 * (within + across)) << shape.size() << " axes";
+  }
 }
 
 TEST(SimulatedJobTest, ARunCanBeRepeated) {
