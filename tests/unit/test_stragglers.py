@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+import tensorflow as tf
 
 from tfring._core import monitor, runtime
 from tfring._ops import stragglers
@@ -155,6 +156,13 @@ def test_a_rank_that_cannot_take_part_does_so_the_next_time(
     job.watch.run()
     assert job.gathered_at == [160.0, 220.0]
     assert "is behind" in caplog.text
+
+
+def test_a_program_without_eager_operations_is_left_alone(monkeypatch):
+    job = Job(monkeypatch, 9, [BEHIND])
+    with tf.Graph().as_default():
+        job.watch.run()
+    assert job.gathered_at == job.counted == []
 
 
 def test_it_ends_with_the_job(monkeypatch):

@@ -165,6 +165,9 @@ class StragglerWatch:
 
     def run(self) -> None:
         """Looks at the end of each period, until `end` is called."""
+        if not tf.executing_eagerly():
+            # Operations would become a part of the program's own graph.
+            return
         began = self._clock()
         is_counting = False
         look = 0
