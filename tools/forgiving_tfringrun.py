@@ -7,9 +7,9 @@ minute. Here it is cleared of suspicion as soon as its workers train.
 import sys
 
 from tfring.launcher import cli
-from tfring.launcher.elastic import membership
+from tfring.launcher.elastic import rules
 
-membership.PROGRESS_SECONDS = 0.1
+rules.PROGRESS_SECONDS = 0.1
 
 if __name__ == "__main__":
     sys.exit(cli.main())

@@ -202,7 +202,7 @@ def test_compressors_that_are_wrong(
 
 def test_what_must_be_given_back(several_ranks, size):
     other_dtype = compressor(lambda x: (tf.cast(x, tf.float16), None))
-    with pytest.raises(TypeError, match=r"give back float32.*got float16"):
+    with pytest.raises(TypeError, match=r"return float32.*got float16"):
         tfring.allreduce(tf.ones([2]), compression=other_dtype)
     flat = compressor(lambda x: (tf.reshape(x, [-1]), None))
     with pytest.raises(ValueError, match=r"shape \(6,\) of \(3, 2\)"):
