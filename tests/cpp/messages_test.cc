@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -49,13 +51,21 @@ ResponseList MakeResponseList() {
   return response_list;
 }
 
+absl::StatusOr<RequestListDecoder::List> DecodeRequestList(
+    const std::string& bytes) {
+  return RequestListDecoder(1).Decode(0, bytes);
+}
+
 TEST(MessagesTest, ARequestListComesBackAsItWas) {
-  const RequestList list = MakeRequestList();
-  const RequestList copy = DecodeRequestList(Encode(list)).value();
+  RequestList list = MakeRequestList();
+  list.schedules = 5;
+  RequestListDecoder decoder(1);
+  const auto copy = decoder.Decode(0, Encode(list)).value();
   EXPECT_TRUE(copy.shutdown);
+  EXPECT_EQ(copy.schedules, 5);
   ASSERT_EQ(copy.requests.size(), 2u);
   const CollectiveRequest& sent = list.requests[0];
-  const CollectiveRequest& received = copy.requests[0];
+  const CollectiveRequest& received = copy.requests[0]->request;
   EXPECT_EQ(received.name, sent.name);
   EXPECT_EQ(received.is_nameless, sent.is_nameless);
   EXPECT_EQ(received.process_set_id, sent.process_set_id);
@@ -114,6 +124,86 @@ TEST(MessagesTest, AProgressUpdateIsNoRequestList) {
   EXPECT_FALSE(DecodeProgressUpdate(list).ok());
 }
 
+TEST(MessagesTest, IntegersOfEverySizeComeBackAsTheyWere) {
+  CollectiveRequest request;
+  request.splits = {std::numeric_limits<int64_t>::min(),
+                    std::numeric_limits<int64_t>::max()};
+  for (int64_t power = 1; power > 0 && power <= int64_t{1} << 61; power *= 2) {
+    for (const int64_t near : {power - 1, power, -power, -power - 1}) {
+      request.splits.push_back(near);
+    }
+  }
+  EXPECT_EQ(DecodeRequest(Encode(request)).value().splits, request.splits);
+}
+
+// The requests of several ranks, whose names are letters.
+class RequestListDecoderTest : public testing::Test {
+ protected:
+  static constexpr int kSize = 4;
+
+  std::vector<KnownRequest*> Decode(int rank, const std::string& names,
+                                    int64_t dim = 4) {
+    RequestList list;
+    for (const char name : names) {
+      CollectiveRequest& request = list.requests.emplace_back();
+      request.name = name;
+      request.tensors = {{request.name, {name == 'b' ? dim : 4}}};
+    }
+    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    std::string copy;
+    for (const KnownRequest* const known : decoded.requests) {
+      copy += known->request.name;
+    }
+    EXPECT_EQ(copy, names);
+    return decoded.requests;
+  }
+
+  RequestListDecoder decoder_{kSize};
+};
+
+TEST_F(RequestListDecoderTest, RanksThatSendTheSameShareObjects) {
+  const auto first = Decode(0, "abc");
+  EXPECT_EQ(Decode(1, "abc"), first);
+  // In other lists, and in the next step.
+  EXPECT_EQ(Decode(2, "a")[0], first[0]);
+  EXPECT_EQ(Decode(2, "bc")[1], first[2]);
+  EXPECT_EQ(Decode(1, "abc"), first);
+}
+
+TEST_F(RequestListDecoderTest, AlsoInAnotherOrderOrWithOneMore) {
+  const auto first = Decode(0, "abc");
+  const auto other = Decode(1, "cab");
+  EXPECT_EQ(other[0], first[2]);
+  EXPECT_EQ(other[1], first[0]);
+  const auto more = Decode(2, "axbc");
+  EXPECT_EQ(more[0], first[0]);
+  EXPECT_EQ(more[3], first[2]);
+  EXPECT_EQ(Decode(3, "abc"), first);
+}
+
+TEST_F(RequestListDecoderTest, ARequestThatDiffersIsAnotherObject) {
+  const auto first = Decode(0, "abc");
+  const auto other = Decode(1, "abc", /*dim=*/5);
+  EXPECT_EQ(other[0], first[0]);
+  EXPECT_NE(other[1], first[1]);
+  EXPECT_EQ(other[1]->request.tensors[0].dims[0], 5);
+  EXPECT_EQ(other[2], first[2]);
+}
+
+TEST_F(RequestListDecoderTest, ItForgetsWhatIsTooMuch) {
+  RequestList list;
+  for (size_t i = 0; i < RequestListDecoder::kMostKnown; ++i) {
+    list.requests.emplace_back().name = std::to_string(i);
+  }
+  for (const int rank : {0, 1, 2}) {
+    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    ASSERT_EQ(decoded.requests.size(), list.requests.size());
+    EXPECT_EQ(decoded.requests.back()->request.name, list.requests.back().name);
+    EXPECT_EQ(decoded.requests.back()->waiting_number, -1);
+    decoded.requests.back()->waiting_number = rank;
+  }
+}
+
 TEST(MessagesTest, AResponseListComesBackAsItWas) {
   const ResponseList response_list = MakeResponseList();
   const ResponseList copy = DecodeResponseList(Encode(response_list)).value();
@@ -141,7 +231,7 @@ TEST(MessagesTest, AResponseListComesBackAsItWas) {
 }
 
 TEST(MessagesTest, EmptyMessagesComeBackEmpty) {
-  const RequestList list = DecodeRequestList(Encode(RequestList())).value();
+  const auto list = DecodeRequestList(Encode(RequestList())).value();
   EXPECT_TRUE(list.requests.empty());
   EXPECT_FALSE(list.shutdown);
   EXPECT_TRUE(DecodeResponseList(Encode(ResponseList())).value().empty());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tfring_ops/engine/negotiation/coordinator.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 
 namespace tfring {
 
@@ -39,8 +40,16 @@ class NegotiationTest : public testing::Test {
     return options;
   }
 
+  // As the negotiator does: rank 0 is the coordinator's, and the others'
+  // requests arrive in lists.
   void Add(int rank, CollectiveRequest request) {
-    coordinator_.Add(rank, std::move(request), now_);
+    if (rank == 0) return coordinator_.Add(rank, std::move(request), now_);
+    RequestList list;
+    list.requests.push_back(std::move(request));
+    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    for (KnownRequest* const known : decoded.requests) {
+      coordinator_.Add(rank, *known, now_);
+    }
   }
   void Join(int rank) {
     Add(rank, MakeRequest("join", {}, CollectiveKind::kJoin));
@@ -54,6 +63,7 @@ class NegotiationTest : public testing::Test {
   }
 
   Coordinator::Time now_;
+  RequestListDecoder decoder_{kSize};
   Coordinator coordinator_{MakeOptions(), Members(kSize)};
 };
 

@@ -170,7 +170,9 @@ absl::Status CachedSchedule::Receive(int neighbor,
 std::vector<CachedSchedule::Item> CachedSchedule::TakeReady() {
   std::vector<Item> ready;
   if (borders_.empty() || *borders_.begin() > Agreed().count) return ready;
-  for (const int64_t border = *borders_.begin(); taken_ < border; ++taken_) {
+  const int64_t border = *borders_.begin();
+  ready.reserve(border - taken_);
+  for (; taken_ < border; ++taken_) {
     SizesByRank& sizes = sizes_[taken_ % items_.size()];
     if (const auto changes = changes_.find(taken_); changes != changes_.end()) {
       sizes.resize(size_);

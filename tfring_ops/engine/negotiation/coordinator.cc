@@ -42,10 +42,16 @@ Coordinator::Coordinator(const Options& options, Members members)
       last_added_(members_.size()) {}
 
 void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
+  KnownRequest known{std::move(request)};
+  Add(rank, known, now);
+}
+
+void Coordinator::Add(int rank, KnownRequest& known, Time now) {
   // After a departure the shutdown response fails all requests in flight, on
   // every rank.
   if (!departed_.ok()) return;
   last_added_[rank] = now;
+  const CollectiveRequest& request = known.request;
   if (joined_[rank]) {
     Fail({rank}, request.name,
          absl::FailedPreconditionError(absl::StrCat(
@@ -55,23 +61,53 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     return;
   }
   if (request.kind == CollectiveKind::kJoin) {
-    return Join(rank, std::move(request));
+    return Join(rank, request);
+  }
+  if (Waiting* const waiting = AgreeingWith(known)) {
+    return Submit(rank, *waiting);
   }
   if (FailsLate(rank, request) || FailsBehind(rank, request)) return;
 
   auto [found, first] = waiting_.try_emplace(request.name);
   Waiting& waiting = found->second;
   if (first) {
-    waiting.number = requests_received_++;
+    waiting.number = first_number_ + static_cast<int64_t>(by_number_.size());
+    by_number_.push_back(&waiting);
     waiting.request = request;
     waiting.first_rank = rank;
     waiting.since = now;
     waiting.submitted.resize(members_.size());
   }
-  Compare(rank, request, waiting);
+  if (Compare(rank, request, waiting)) known.waiting_number = waiting.number;
+  Submit(rank, waiting);
+}
+
+Coordinator::Waiting* Coordinator::AgreeingWith(
+    const KnownRequest& known) const {
+  // A late rank may have to hear of a failure first: see FailsLate.
+  if (!expired_.empty() || known.waiting_number < first_number_) return nullptr;
+  return by_number_[known.waiting_number - first_number_];
+}
+
+void Coordinator::Submit(int rank, Waiting& waiting) {
   waiting.submitted[rank] = true;
   ++waiting.submissions;
-  if (IsComplete(waiting)) Decide(std::move(waiting_.extract(found).mapped()));
+  if (IsComplete(waiting)) Decide(Extract(waiting_.find(waiting.request.name)));
+}
+
+Coordinator::Waiting Coordinator::Extract(WaitingByName::iterator waiting) {
+  by_number_[waiting->second.number - first_number_] = nullptr;
+  for (; !by_number_.empty() && by_number_.front() == nullptr;
+       ++first_number_) {
+    by_number_.pop_front();
+  }
+  return std::move(waiting_.extract(waiting).mapped());
+}
+
+void Coordinator::ForgetWaiting() {
+  first_number_ += static_cast<int64_t>(by_number_.size());
+  by_number_.clear();
+  waiting_.clear();
 }
 
 bool Coordinator::FailsLate(int rank, const CollectiveRequest& request) {
@@ -106,12 +142,12 @@ bool Coordinator::FailsBehind(int rank, const CollectiveRequest& request) {
   if (IsEarlier(waiting.request, request)) {
     FailBehind(RanksThat(waiting.submitted, true), waiting.request, rank,
                request);
-    waiting_.erase(found);
+    Extract(found);
   }
   return false;
 }
 
-void Coordinator::Compare(int rank, const CollectiveRequest& request,
+bool Coordinator::Compare(int rank, const CollectiveRequest& request,
                           Waiting& waiting) const {
   std::string difference = DescribeDifference(
       waiting.request, members_.world_ranks[waiting.first_rank], request,
@@ -119,12 +155,13 @@ void Coordinator::Compare(int rank, const CollectiveRequest& request,
   if (!difference.empty()) {
     waiting.differing_ranks.push_back(rank);
     if (waiting.difference.empty()) waiting.difference = std::move(difference);
-    return;
+    return false;
   }
   std::vector<int64_t> sizes = CollectiveOf(request.kind).Sizes(request);
-  if (sizes.empty()) return;
+  if (sizes.empty()) return true;
   waiting.sizes.resize(members_.size());
   waiting.sizes[rank] = std::move(sizes);
+  return false;
 }
 
 void Coordinator::FailBehind(std::vector<int32_t> behind,
@@ -153,12 +190,8 @@ void Coordinator::Join(int rank, CollectiveRequest request) {
   }
   std::vector<Waiting> complete;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (IsComplete(it->second)) {
-      complete.push_back(std::move(it->second));
-      it = waiting_.erase(it);
-    } else {
-      ++it;
-    }
+    const auto waiting = it++;
+    if (IsComplete(waiting->second)) complete.push_back(Extract(waiting));
   }
   // The map's order would do, as the coordinator alone decides; the order in
   // which names came is that of the scripts.
@@ -241,7 +274,7 @@ void Coordinator::Depart(int rank) {
       Ranks(members_, {rank}), "."));
   // Every rank that gets this fails its requests in flight, whether they were
   // answered or not.
-  waiting_.clear();
+  ForgetWaiting();
   responses_.shutdown = departed_;
 }
 
@@ -317,12 +350,11 @@ absl::Status Coordinator::CheckStalls(Time now,
   }
   for (auto& [name, status] : failed) {
     const auto found = waiting_.find(name);
-    Waiting& waiting = found->second;
+    Waiting waiting = Extract(found);
     Fail(RanksThat(waiting.submitted, true), name, status);
     expired_.emplace(
         name, Expired{Missing(waiting, /*joined=*/false), std::move(status),
                       std::move(waiting.request)});
-    waiting_.erase(found);
   }
   return absl::OkStatus();
 }
@@ -356,7 +388,7 @@ ResponseList Coordinator::TakeResponses() {
   FindPeriods(response_list);
   ready_.clear();
   if (!response_list.responses.empty()) response_list.schedule = NextSchedule();
-  if (!response_list.schedule.empty()) waiting_.clear();
+  if (!response_list.schedule.empty()) ForgetWaiting();
   return response_list;
 }
 

@@ -22,6 +22,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -45,6 +46,9 @@ class Coordinator {
 
   // `rank` is ready for `request`.
   void Add(int rank, CollectiveRequest request, Time now);
+  // As above.  A request that has been added for another rank, and agreed with
+  // what waits, is not compared again.
+  void Add(int rank, KnownRequest& known, Time now);
 
   // `rank` has shut down: nothing can be agreed any more.
   void Depart(int rank);
@@ -83,6 +87,7 @@ class Coordinator {
     std::string difference;
     std::vector<int32_t> differing_ranks;
   };
+  using WaitingByName = std::unordered_map<std::string, Waiting>;
   // A request that has failed by stalling, kept for the late ranks.
   struct Expired {
     std::vector<int32_t> missing;
@@ -95,11 +100,22 @@ class Coordinator {
   // Fails `request` of a late rank if a request of that name has stalled that
   // the rank did not submit.  Returns true if it has.
   bool FailsLate(int rank, const CollectiveRequest& request);
+  // Returns the waiting request that `known` is known to agree with; null if
+  // there is none, or if other things have to be compared.
+  Waiting* AgreeingWith(const KnownRequest& known) const;
+  // Notes that `rank` has submitted `waiting`.  If it is the last rank, decides
+  // the request, which ends `waiting`.
+  void Submit(int rank, Waiting& waiting);
+  // Removes a request from those that wait.
+  Waiting Extract(WaitingByName::iterator waiting);
+  // Removes all requests that wait.
+  void ForgetWaiting();
   // Fails `request`, or what waits under its name, whichever is of an earlier
   // execution of the chain.  Returns true if it was `request`.
   bool FailsBehind(int rank, const CollectiveRequest& request);
-  // Notes how `request` differs from `waiting`, or its sizes.
-  void Compare(int rank, const CollectiveRequest& request,
+  // Notes how `request` differs from `waiting`, or its sizes.  Returns true if
+  // there was nothing to note.
+  bool Compare(int rank, const CollectiveRequest& request,
                Waiting& waiting) const;
   // Fails `request` on `behind`: `ahead` has left its execution of the chain,
   // as it has submitted the same request in a later one.
@@ -127,8 +143,11 @@ class Coordinator {
 
   const Options options_;
   const Members members_;
-  int64_t requests_received_ = 0;
-  std::unordered_map<std::string, Waiting> waiting_;
+  WaitingByName waiting_;
+  // The elements of waiting_ by number, from first_number_ on; null for those
+  // that no longer wait.
+  std::deque<Waiting*> by_number_;
+  int64_t first_number_ = 0;
   std::multimap<std::string, Expired> expired_;
   // Agreed and not yet in a response list, in the order of execution.
   std::vector<Waiting> ready_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -63,15 +64,27 @@ constexpr auto kFields<ResponseList> = std::tuple(
     &ResponseList::schedule, &ResponseList::shutdown);
 
 template <typename T>
-constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+constexpr bool kIsFloat = std::is_floating_point_v<T>;
+template <typename T>
+constexpr bool kIsInteger = std::is_integral_v<T> || std::is_enum_v<T>;
 
-// Numbers as they lie in memory, strings and lists behind their length.  All
-// ranks run the same build on the same kind of machine.
+// Integers in groups of 7 bits, the lowest first; the high bit of a byte says
+// that another one follows.  Most are small: at 1,024 ranks the coordinator
+// reads megabytes of them.  Strings and lists stand behind their length.
 class Writer {
  public:
   template <typename T>
   void Put(const T& value) {
-    if constexpr (kIsNumber<T>) {
+    if constexpr (kIsInteger<T>) {
+      // Small negative numbers are small, too ("zigzag").
+      const auto number = static_cast<int64_t>(value);
+      auto rest = (static_cast<uint64_t>(number) << 1) ^
+                  static_cast<uint64_t>(number >> 63);
+      for (; rest >= 0x80; rest >>= 7) {
+        bytes_.push_back(static_cast<char>(rest | 0x80));
+      }
+      bytes_.push_back(static_cast<char>(rest));
+    } else if constexpr (kIsFloat<T>) {
       bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
     } else {
       std::apply([&](auto... fields) { (PutField(value, fields), ...); },
@@ -119,21 +132,22 @@ class Reader {
   }
   template <typename T>
   void Get(T& value) {
-    if constexpr (kIsNumber<T>) {
-      GetNumber(value);
+    if constexpr (kIsInteger<T>) {
+      value = static_cast<T>(GetInteger());
+    } else if constexpr (kIsFloat<T>) {
+      value = 0;
+      if (!Has(sizeof(value))) return;
+      std::memcpy(&value, bytes_.data() + position_, sizeof(value));
+      position_ += sizeof(value);
     } else {
       std::apply([&](auto... fields) { (Get(value.*fields), ...); },
                  kFields<T>);
     }
   }
   void Get(CollectiveKind& kind) {
-    GetNumber(kind);
-    if (static_cast<int>(kind) >= kCollectiveKindCount) faulty_ = true;
-  }
-  void Get(bool& value) {
-    uint8_t byte;
-    GetNumber(byte);
-    value = byte != 0;
+    const int64_t number = GetInteger();
+    if (number < 0 || number >= kCollectiveKindCount) faulty_ = true;
+    kind = static_cast<CollectiveKind>(number);
   }
   void Get(std::optional<DataType>& dtype) { Get(dtype.emplace()); }
   void Get(std::string& text) {
@@ -160,6 +174,16 @@ class Reader {
     for (T& item : items) Get(item);
   }
 
+  // Returns true if `expected` comes next, and skips it.
+  bool Skip(const std::string& expected) {
+    if (bytes_.compare(position_, expected.size(), expected) != 0) return false;
+    position_ += expected.size();
+    return true;
+  }
+
+  size_t position() const { return position_; }
+  bool faulty() const { return faulty_; }
+
   absl::Status Finish() const {
     if (!faulty_ && position_ == bytes_.size()) return absl::OkStatus();
     return absl::InternalError(
@@ -168,12 +192,17 @@ class Reader {
   }
 
  private:
-  template <typename T>
-  void GetNumber(T& value) {
-    value = T{};
-    if (!Has(sizeof(value))) return;
-    std::memcpy(&value, bytes_.data() + position_, sizeof(value));
-    position_ += sizeof(value);
+  int64_t GetInteger() {
+    uint64_t number = 0;
+    for (int shift = 0; shift < 64 && Has(1); shift += 7) {
+      const auto byte = static_cast<uint8_t>(bytes_[position_++]);
+      number |= static_cast<uint64_t>(byte & 0x7f) << shift;
+      if ((byte & 0x80) == 0) {
+        return static_cast<int64_t>((number >> 1) ^ (~(number & 1) + 1));
+      }
+    }
+    faulty_ = true;
+    return 0;
   }
 
   bool Has(uint64_t size) {
@@ -242,9 +271,6 @@ bool IsRequestList(const std::string& bytes) {
 absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes) {
   return Decode<CollectiveRequest>(bytes);
 }
-absl::StatusOr<RequestList> DecodeRequestList(const std::string& bytes) {
-  return Decode<RequestList>(bytes, Sent::kRequestList);
-}
 absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes) {
   return Decode<ProgressUpdate>(bytes, Sent::kProgressUpdate);
 }
@@ -253,6 +279,40 @@ absl::StatusOr<Heartbeat> DecodeHeartbeat(const std::string& bytes) {
 }
 absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes) {
   return Decode<ResponseList>(bytes);
+}
+
+absl::StatusOr<RequestListDecoder::List> RequestListDecoder::Decode(
+    int rank, const std::string& bytes) {
+  if (order_.size() >= kMostKnown) {
+    order_.clear();
+    places_.clear();
+    next_.assign(next_.size(), 0);
+  }
+  Reader reader(bytes);
+  reader.Expect(Sent::kRequestList);
+  List list;
+  uint64_t count = 0;
+  reader.Get(count);
+  // A request takes more than a byte.
+  list.requests.reserve(std::min<uint64_t>(count, bytes.size()));
+  size_t& next = next_[rank];
+  for (; count > 0; --count) {
+    if (next == order_.size() || !reader.Skip(order_[next]->first)) {
+      const size_t begin = reader.position();
+      Place place{order_.size(), {}};
+      reader.Get(place.known.request);
+      if (reader.faulty()) break;
+      const auto [known, is_new] = places_.try_emplace(
+          bytes.substr(begin, reader.position() - begin), std::move(place));
+      if (is_new) order_.push_back(&*known);
+      next = known->second.index;
+    }
+    list.requests.push_back(&order_[next++]->second.known);
+  }
+  reader.Get(list.shutdown);
+  reader.Get(list.schedules);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return list;
 }
 
 }  // namespace tfring

@@ -7,8 +7,10 @@
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -122,10 +124,53 @@ bool IsRequestList(const std::string& bytes);
 
 // Internal if the bytes are not such a message.
 absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes);
-absl::StatusOr<RequestList> DecodeRequestList(const std::string& bytes);
 absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes);
 absl::StatusOr<Heartbeat> DecodeHeartbeat(const std::string& bytes);
 absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes);
+
+// A request that is one object for all ranks that have sent the same bytes.
+struct KnownRequest {
+  CollectiveRequest request;
+  // The coordinator's number of the waiting request that this one agrees with;
+  // -1 if none is known.
+  int64_t waiting_number = -1;
+};
+
+// Decodes the request lists of all ranks.
+//
+// Ranks send the same requests, most of them in the same order: the request
+// behind one that two ranks have sent is likely to be the same again.  So its
+// bytes are compared with the other rank's, and decoded only if they differ.
+//
+// Not thread-safe.
+class RequestListDecoder {
+ public:
+  // All requests are forgotten once there are this many.
+  static constexpr size_t kMostKnown = 4096;
+
+  struct List {
+    std::vector<KnownRequest*> requests;  // valid until the next Decode
+    bool shutdown = false;
+    int64_t schedules = 0;
+  };
+
+  // Of the lists of `size` ranks.
+  explicit RequestListDecoder(int size) : next_(size) {}
+
+  // Internal if the bytes are not a RequestList.
+  absl::StatusOr<List> Decode(int rank, const std::string& bytes);
+
+ private:
+  struct Place {
+    size_t index;  // in order_
+    KnownRequest known;
+  };
+  using Places = std::unordered_map<std::string, Place>;
+
+  Places places_;                           // by the bytes of a request
+  std::vector<Places::value_type*> order_;  // in the order of arrival
+  std::vector<size_t> next_;  // by rank: the index behind its last request's
+};
 
 }  // namespace tfring
 

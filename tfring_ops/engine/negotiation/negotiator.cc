@@ -51,6 +51,7 @@ Negotiator::Negotiator(const Options& options, const Members& members,
       all_neighbors_(neighbors_.All()),
       mailbox_(control),
       heartbeats_(options, rank_, control.size(), mailbox_, clock_.Now()),
+      decoder_(control.size()),
       left_(control.size()) {
   if (rank_ == kCoordinatorRank) coordinator_.emplace(options, members);
 }
@@ -93,7 +94,11 @@ bool Negotiator::SendRequests() {
   // Nothing may follow a shutdown request: the coordinator reads no further.
   left_[rank_] = list.shutdown;
   if (coordinator_) {
-    AddRequests(rank_, list);
+    const Clock::time_point now = clock_.Now();
+    for (const CollectiveRequest& request : list.requests) {
+      coordinator_->Add(rank_, request, now);
+    }
+    if (list.shutdown) Depart(rank_);
   } else {
     if (list.shutdown) heartbeats_.StopSending();
     mailbox_.Send(kCoordinatorRank,
@@ -115,26 +120,29 @@ absl::StatusOr<bool> Negotiator::ReceiveRequests() {
     TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
                             mailbox_.Poll(peer));
     if (!message) continue;
-    TFRING_ASSIGN_OR_RETURN(RequestList list, DecodeRequestList(*message));
-    AddRequests(peer, std::move(list));
+    TFRING_ASSIGN_OR_RETURN(const RequestListDecoder::List list,
+                            decoder_.Decode(peer, *message));
+    AddRequests(peer, list);
     received = true;
   }
   return received;
 }
 
-void Negotiator::AddRequests(int rank, RequestList list) {
+void Negotiator::AddRequests(int peer, const RequestListDecoder::List& list) {
   // Sent before its sender had heard of a cached schedule; it has sent it again
   // since, or will.
   if (list.schedules < schedules_) return;
   const Clock::time_point now = clock_.Now();
-  for (CollectiveRequest& request : list.requests) {
-    coordinator_->Add(rank, std::move(request), now);
+  for (KnownRequest* const known : list.requests) {
+    coordinator_->Add(peer, *known, now);
   }
-  if (list.shutdown) {
-    left_[rank] = true;
-    heartbeats_.StopListening(rank);
-    coordinator_->Depart(rank);
-  }
+  if (list.shutdown) Depart(peer);
+}
+
+void Negotiator::Depart(int rank) {
+  left_[rank] = true;
+  heartbeats_.StopListening(rank);
+  coordinator_->Depart(rank);
 }
 
 absl::StatusOr<bool> Negotiator::ReceiveResponses() {
@@ -365,7 +373,7 @@ bool Negotiator::TakeScheduledItems() {
     for (CachedSchedule::Item& item : items) {
       if (!fusion.Joins(item.request)) response_list.responses.emplace_back();
       Response& bucket = response_list.responses.back();
-      bucket.names.push_back(item.request.name);
+      bucket.names.push_back(std::move(item.request.name));
       AddSizes(std::move(item.sizes), bucket);
     }
     decisions_.push_back({std::move(response_list), Timeline::Global().Now(),

@@ -103,8 +103,10 @@ class Negotiator {
   absl::StatusOr<bool> ProgressMessages(Clock::time_point now);
   // Sends the unsent requests, unless a cached schedule holds.
   bool SendRequests();
-  // Rank 0: passes the requests of `rank` to the coordinator.
-  void AddRequests(int rank, RequestList list);
+  // Rank 0: passes the requests of `peer` to the coordinator.
+  void AddRequests(int peer, const RequestListDecoder::List& list);
+  // Rank 0: `rank` sends no further requests.
+  void Depart(int rank);
   absl::StatusOr<bool> ReceiveRequests();
   absl::StatusOr<bool> ReceiveResponses();
   // Rank 0.
@@ -145,6 +147,7 @@ class Negotiator {
   Mailbox mailbox_;
   Heartbeats heartbeats_;
   std::optional<Coordinator> coordinator_;  // on rank 0
+  RequestListDecoder decoder_;              // for rank 0
   // Which ranks have sent a shutdown request.  Ranks other than 0 know only
   // their own.
   std::vector<bool> left_;
