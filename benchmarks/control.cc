@@ -1,222 +1,151 @@
-// The control of a repeated step, for docs/scaling.md: how long after the last
-// rank's request all ranks know of it, of dense gradients and of sparse ones,
-// and how many bytes that takes.  The state machines are real; messages are
-// modelled, and so is the time that they take.
+// The negotiation of a step in simulated time, for docs/scaling.md: how long
+// after all ranks have submitted their gradients the last of them knows that
+// all have.  The negotiators and their messages are real; the network is that
+// of tests/cpp/simulated_job.h.
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
+#include <cstddef>
 #include <cstdio>
-#include <optional>
-#include <queue>
+#include <cstdlib>
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tests/cpp/simulated_job.h"
+#include "tests/cpp/simulated_negotiator.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/negotiation/cached_schedule.h"
-#include "tfring_ops/engine/negotiation/coordinator.h"
-#include "tfring_ops/engine/negotiation/messages.h"
-#include "tfring_ops/engine/negotiation/progress_tree.h"
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
 namespace {
 
+using Computation = SimulatedNegotiator::Computation;
+
 constexpr int kRanksPerNode = 8;
-// The time of a rank for each message that it sends or receives, and the time
-// of a message on its way.
-constexpr double kHandlingMicroseconds = 1;
-constexpr double kWithinMicroseconds = 2, kAcrossMicroseconds = 20;
-// And for each byte, 10 GB/s.
-constexpr double kMicrosecondsPerByte = 1e-4;
-// The number of ResNet-50.
-constexpr int kTensors = 161;
+// The time of a rank for each message that it sends or receives, where its
+// computation is free.
+constexpr double kHandlingSeconds = 1e-6;
+constexpr size_t kGradients = 200;
+constexpr int kSteps = 20;
 
-// A step's requests: dense; sparse, with the rows of the step before or others.
-enum class Kind { kDense, kSparse, kSparseAndVaries };
+// A step's gradients: dense; or sparse, with other rows on each rank and in
+// each step.
+enum class Kind { kDense, kSparse };
 
-CollectiveRequest MakeRequest(int tensor, Kind kind = Kind::kDense,
-                              int64_t rows = 1000) {
-  CollectiveRequest request;
-  request.name = "gradient " + std::to_string(tensor);
-  if (kind == Kind::kDense) {
-    request.tensors = {{request.name, {rows}}};
-  } else {
+std::vector<CollectiveRequest> Gradients(Kind kind, int rank, int step) {
+  std::vector<CollectiveRequest> requests(kGradients);
+  for (size_t i = 0; i < kGradients; ++i) {
+    CollectiveRequest& request = requests[i];
+    request.name = "gradient " + std::to_string(i);
+    request.tensors = {{request.name, {100'000}}};
+    if (kind == Kind::kDense) continue;
     request.kind = CollectiveKind::kAllgather;
-    request.tensors = {{request.name, {rows, 64}}};
+    request.tensors[0].dims = {1000 + rank + step, 64};
   }
-  return request;
+  return requests;
 }
 
-// One item of a cached schedule that all ranks request at the same time, in a
-// step that is not the first under it.
-class Simulation {
+// The steps of a job.
+class Steps {
  public:
-  Simulation(int size, int max_peers, Kind kind) : ranks_(size), kind_(kind) {
-    std::vector<int> nodes;
-    for (int rank = 0; rank < size; ++rank) {
-      nodes.push_back(rank / kRanksPerNode);
-    }
-    for (int rank = 0; rank < size; ++rank) {
-      Rank& one = ranks_[rank];
-      one.neighbors = NeighborsOf(rank, nodes, max_peers);
-      one.schedule.emplace(std::vector<CollectiveRequest>{MakeRequest(0, kind)},
-                           rank, size, one.neighbors);
-    }
+  Steps(int size, Kind kind, Computation computation)
+      : job_(NetworkOf(size, computation)),
+        members_(size),
+        kind_(kind),
+        computation_(computation),
+        negotiators_(size) {
+    options_.stall_check_seconds = options_.stall_shutdown_seconds = 0;
   }
 
-  void Run() {
-    Step(1000);
-    for (Rank& rank : ranks_) {
-      rank.now = rank.knows = 0;
-      rank.messages = rank.bytes = 0;
+  // Returns the seconds that the next step takes.
+  double Run() {
+    const double begin = job_.now();
+    double end = begin;
+    const auto status = job_.Run([&](Transport& transport) {
+      const absl::Status of_rank = Run(transport);
+      end = std::max(end, job_.now());
+      return of_rank;
+    });
+    if (!status.ok()) {
+      std::fprintf(stderr, "%s\n", status.status().ToString().c_str());
+      std::exit(1);
     }
-    Step(kind_ == Kind::kSparseAndVaries ? 999 : 1000);
-  }
-
-  double Microseconds() const {
-    double last = 0;
-    for (const Rank& rank : ranks_) last = std::max(last, rank.knows);
-    return last;
-  }
-  // The largest number of any rank.
-  int Messages() const {
-    int most = 0;
-    for (const Rank& rank : ranks_) most = std::max(most, rank.messages);
-    return most;
-  }
-  int64_t Bytes() const {
-    int64_t most = 0;
-    for (const Rank& rank : ranks_) most = std::max(most, rank.bytes);
-    return most;
+    ++step_;
+    return end - begin;
   }
 
  private:
-  struct Rank {
-    ProgressNeighbors neighbors;
-    std::optional<CachedSchedule> schedule;
-    double now = 0, knows = 0;
-    int messages = 0;
-    int64_t bytes = 0;
-  };
-  struct Message {
-    double arrives;
-    int from, to;
-    ProgressUpdate update;
-    bool operator<(const Message& other) const {
-      return arrives > other.arrives;
+  static SimulatedNetwork NetworkOf(int size, Computation computation) {
+    SimulatedNetwork network;
+    network.nodes = size / kRanksPerNode;
+    network.ranks_per_node = kRanksPerNode;
+    if (computation == Computation::kIsFree) {
+      network.handling_seconds = kHandlingSeconds;
     }
-  };
-
-  void Step(int64_t rows) {
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      ranks_[rank].schedule->Submit(MakeRequest(0, kind_, rows));
-      Say(static_cast<int>(rank));
-    }
-    while (!messages_.empty()) {
-      const Message message = messages_.top();
-      messages_.pop();
-      Rank& rank = ranks_[message.to];
-      rank.now = std::max(rank.now, message.arrives) + kHandlingMicroseconds;
-      ++rank.messages;
-      if (!rank.schedule->Receive(message.from, message.update).ok()) return;
-      Say(message.to);
-    }
+    return network;
   }
 
-  void Say(int from) {
-    Rank& rank = ranks_[from];
-    if (const auto report = rank.schedule->TakeReport()) {
-      for (const int peer : rank.neighbors.peers) Send(from, peer, *report);
-      if (rank.neighbors.parent >= 0) {
-        Send(from, rank.neighbors.parent, *report);
-      }
+  absl::Status Run(Transport& transport) {
+    auto& negotiator = negotiators_[transport.rank()];
+    if (negotiator == nullptr) {
+      negotiator = std::make_unique<SimulatedNegotiator>(
+          options_, members_, transport, job_, computation_);
     }
-    if (const auto total = rank.schedule->TakeTotal()) {
-      for (const int child : rank.neighbors.children) Send(from, child, *total);
-    }
-    if (!rank.schedule->TakeReady().empty()) rank.knows = rank.now;
+    size_t agreed = 0;
+    return negotiator->Run(Gradients(kind_, transport.rank(), step_),
+                           /*shutdown=*/false, [&](const ResponseList& list) {
+                             for (const Response& response : list.responses) {
+                               agreed += response.names.size();
+                             }
+                             return agreed == kGradients;
+                           });
   }
 
-  void Send(int from, int to, const ProgressUpdate& update) {
-    Rank& rank = ranks_[from];
-    const auto bytes = static_cast<int64_t>(Encode(update).size());
-    const double on_wire = static_cast<double>(bytes) * kMicrosecondsPerByte;
-    rank.now += kHandlingMicroseconds + on_wire;
-    ++rank.messages;
-    rank.bytes += bytes;
-    const bool within = from / kRanksPerNode == to / kRanksPerNode;
-    messages_.push(
-        {rank.now + (within ? kWithinMicroseconds : kAcrossMicroseconds), from,
-         to, update});
-  }
-
-  std::vector<Rank> ranks_;
+  SimulatedJob job_;
+  Options options_;
+  const Members members_;
   const Kind kind_;
-  std::priority_queue<Message> messages_;
+  const Computation computation_;
+  std::vector<std::unique_ptr<SimulatedNegotiator>> negotiators_;
+  int step_ = 0;
 };
 
-// Without a cached schedule, for a step of all tensors.
-struct Coordination {
-  double milliseconds;  // what the coordinator computes
-  int64_t bytes;        // and what it receives and sends
-};
-
-Coordination Coordinate(int size, Kind kind) {
-  Options options;
-  options.deterministic = true;
-  Coordinator coordinator(options, Members(size));
-  RequestList list;
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    list.requests.push_back(MakeRequest(tensor, kind));
-  }
-  const auto bytes = static_cast<int64_t>(Encode(list).size());
-  const auto begin = std::chrono::steady_clock::now();
-  for (const CollectiveRequest& request : list.requests) {
-    for (int rank = 0; rank < size; ++rank) {
-      coordinator.Add(rank, request, begin);
+// The first step, the one that begins the cached schedule, and the fastest of
+// those that repeat it.
+void Print(int size, Kind kind) {
+  std::printf("| %d | %s |", size, kind == Kind::kDense ? "dense" : "sparse");
+  for (const Computation computation :
+       {Computation::kIsFree, Computation::kTakesTime}) {
+    Steps steps(size, kind, computation);
+    const double first = steps.Run(), second = steps.Run();
+    double repeated = steps.Run();
+    for (int step = 3; step < kSteps; ++step) {
+      repeated = std::min(repeated, steps.Run());
     }
+    std::printf(" %.3f | %.3f | %.3f |", first * 1e3, second * 1e3,
+                repeated * 1e3);
   }
-  const ResponseList response_list = coordinator.TakeResponses();
-  const std::chrono::duration<double, std::milli> taken =
-      std::chrono::steady_clock::now() - begin;
-  const auto answer = static_cast<int64_t>(Encode(response_list).size());
-  return {taken.count(), (size - 1) * (bytes + answer)};
-}
-
-void Print() {
-  std::puts(
-      "| ranks | gradients | coordinator, a step | its bytes, for each | every "
-      "rank to every other | as it is | messages of a rank | its bytes |");
-  std::puts("|---|---|---|---|---|---|---|---|");
-  const std::pair<Kind, const char*> kinds[] = {
-      {Kind::kDense, "dense"},
-      {Kind::kSparse, "sparse"},
-      {Kind::kSparseAndVaries, "sparse, other rows each step"}};
-  for (const int size : {8, 32, 64, 512, 4096}) {
-    for (const auto& [kind, name] : kinds) {
-      // All ranks' sizes on all ranks are more than one machine has room for.
-      if (size > 512 && kind != Kind::kDense) continue;
-      Simulation all(size, /*max_peers=*/size, kind);
-      // Sixteen million messages show no more.
-      if (size <= 512) all.Run();
-      Simulation used(size, Options().max_progress_peers, kind);
-      used.Run();
-      const Coordination coordination = Coordinate(size, kind);
-      std::printf(
-          "| %d | %s | %.2f ms | %ld | %s | %.3f ms | %d | %ld |\n", size, name,
-          coordination.milliseconds,
-          static_cast<long>(coordination.bytes / kTensors),
-          size <= 512
-              ? (std::to_string(all.Microseconds() / 1e3).substr(0, 5) + " ms")
-                    .c_str()
-              : "",
-          used.Microseconds() / 1e3, used.Messages(),
-          static_cast<long>(used.Bytes()));
-    }
-  }
+  std::printf("\n");
+  std::fflush(stdout);
 }
 
 }  // namespace
 }  // namespace tfring
 
-int main() { tfring::Print(); }
+// The numbers of ranks, in eights, may be given.
+int main(int argc, char** argv) {
+  std::vector<int> sizes{8, 32, 64, 512, 1024};
+  if (argc > 1) sizes.clear();
+  for (int i = 1; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
+  std::puts(
+      "| ranks | gradients | first step, ms | second | repeated | first, with "
+      "computation | second | repeated |");
+  std::puts("|---|---|---|---|---|---|---|---|");
+  for (const int size : sizes) {
+    tfring::Print(size, tfring::Kind::kDense);
+    // All ranks' sizes on all ranks are more than one machine has room for.
+    if (size <= 64) tfring::Print(size, tfring::Kind::kSparse);
+  }
+}

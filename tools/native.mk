@@ -212,7 +212,7 @@ engine := abandoned_memory buckets_in_flight chains device_lanes engine \
   engine_errors engine_faults join late_rank negotiator offload process_sets \
   repeated_steps silent_rank tcp_engine timeline
 random := property
-simulated := simulated_job
+simulated := simulated_job simulated_negotiation
 nccl := $(filter cuda_nccl cuda_nccl_%,$(TEST_STEMS))
 cuda := $(filter-out $(nccl),$(filter cuda_%,$(TEST_STEMS)))
 mpi := $(filter mpi_%,$(TEST_STEMS))

@@ -12,7 +12,6 @@
 #include <queue>
 #include <random>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -75,6 +74,8 @@ class SimulatedJob::Fibers {
       Wake(static_cast<int>(i), now_);
     }
   }
+
+  int current() const { return current_; }
 
   // Returns when the calling fiber has been resumed.
   void Yield() { swapcontext(&fibers_[current_].context, &scheduler_); }
@@ -269,7 +270,8 @@ class SimulatedJob::Network {
 
 class SimulatedJob::Rank final : public Transport {
  public:
-  Rank(int rank, SimulatedJob& job) : rank_(rank), job_(job) {}
+  Rank(int rank, SimulatedJob& job)
+      : rank_(rank), job_(job), from_(job.size()) {}
 
   int rank() const override { return rank_; }
   int size() const override { return job_.size(); }
@@ -281,7 +283,7 @@ class SimulatedJob::Rank final : public Transport {
     const Network::Times times =
         job_.network_->Send(rank_, peer, data.size(), job_.now());
     Rank& receiver = *job_.ranks_[peer];
-    Messages& messages = receiver.from_[rank_];
+    Messages& messages = receiver.From(rank_);
     // A message does not overtake the one before it.
     messages.last = std::max(messages.last, times.arrived);
     Arrival& arrival = messages.arrivals.emplace_back();
@@ -294,7 +296,7 @@ class SimulatedJob::Rank final : public Transport {
 
   OperationId StartRecv(int peer, Bytes data) override {
     const OperationId id = Claim({kNever, peer, /*is_receive=*/true});
-    from_[peer].receives.push_back({id, data});
+    From(peer).receives.push_back({id, data});
     Match(peer);
     return id;
   }
@@ -307,6 +309,7 @@ class SimulatedJob::Rank final : public Transport {
         !job_.fibers_->IsDead(operation.peer)) {
       return false;
     }
+    operations_[id - 1].time = kNever;
     free_.push_back(id);
     if (is_done) {
       if (operation.is_receive) job_.Sleep(job_.network_->handling_seconds());
@@ -328,6 +331,18 @@ class SimulatedJob::Rank final : public Transport {
       job_.fibers_->Yield();
       awaited_ = kNoOperation;
     }
+  }
+
+  void Pause(double since) {
+    double next = kNever;
+    for (const Operation& operation : operations_) {
+      if (operation.time > since) next = std::min(next, operation.time);
+    }
+    if (next <= job_.now()) return;
+    if (next != kNever) job_.fibers_->Wake(rank_, next);
+    pauses_ = true;
+    job_.fibers_->Yield();
+    pauses_ = false;
   }
 
   absl::Status Progress() override { return job_.failure_; }
@@ -358,6 +373,12 @@ class SimulatedJob::Rank final : public Transport {
     double last = 0;  // the time of the last arrival
   };
 
+  // Few ranks hear from all others.
+  Messages& From(int peer) {
+    if (from_[peer] == nullptr) from_[peer] = std::make_unique<Messages>();
+    return *from_[peer];
+  }
+
   OperationId Claim(Operation operation) {
     if (free_.empty()) {
       operations_.emplace_back();
@@ -370,7 +391,7 @@ class SimulatedJob::Rank final : public Transport {
   }
 
   void Match(int peer) {
-    Messages& messages = from_[peer];
+    Messages& messages = From(peer);
     while (!messages.arrivals.empty() && !messages.receives.empty()) {
       const Arrival& arrival = messages.arrivals.front();
       const Receive& receive = messages.receives.front();
@@ -384,7 +405,7 @@ class SimulatedJob::Rank final : public Transport {
       }
       const double time = std::max(job_.now(), arrival.time);
       operations_[receive.id - 1].time = time;
-      if (awaited_ == receive.id) job_.fibers_->Wake(rank_, time);
+      if (pauses_ || awaited_ == receive.id) job_.fibers_->Wake(rank_, time);
       messages.arrivals.pop_front();
       messages.receives.pop_front();
     }
@@ -392,10 +413,11 @@ class SimulatedJob::Rank final : public Transport {
 
   const int rank_;
   SimulatedJob& job_;
-  std::unordered_map<int, Messages> from_;  // by rank
-  std::vector<Operation> operations_;       // by ID, from 1 on
-  std::vector<OperationId> free_;           // IDs
+  std::vector<std::unique_ptr<Messages>> from_;  // by rank
+  std::vector<Operation> operations_;            // by ID, from 1 on
+  std::vector<OperationId> free_;                // IDs
   OperationId awaited_ = kNoOperation;
+  bool pauses_ = false;
 };
 
 SimulatedJob::SimulatedJob(const SimulatedNetwork& network)
@@ -426,6 +448,10 @@ absl::StatusOr<double> SimulatedJob::Run(
 }
 
 void SimulatedJob::Sleep(double seconds) { fibers_->Sleep(seconds); }
+
+void SimulatedJob::Pause(double since) {
+  ranks_[fibers_->current()]->Pause(since);
+}
 
 double SimulatedJob::now() const { return fibers_->now(); }
 

@@ -75,6 +75,9 @@ class SimulatedJob {
 
   // The rank that runs stands still for this time.
   void Sleep(double seconds);
+  // The rank that runs waits until one of its operations completes that was not
+  // complete at the time `since`, or until another rank dies.
+  void Pause(double since);
 
   // The time of the job, which begins at 0.
   double now() const;
