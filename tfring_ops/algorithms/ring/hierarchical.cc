@@ -1,7 +1,6 @@
 #include "tfring_ops/algorithms/ring/hierarchical.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -76,11 +75,11 @@ class GridMoves {
         block_count_(BlockCount()) {
     RingBuffers of_ring = buffers;
     of_ring.scale = 1.0;
-    from_input_ = MakePair(*rings_[0], of_ring);
+    from_input_ = MakeAxis(0, of_ring);
     of_ring.input = buffers.output;
-    for (const RingContext* const ring : rings_) {
-      if (ring == rings_.back()) of_ring.scale = buffers.scale;
-      in_place_.push_back(MakePair(*ring, of_ring));
+    for (size_t axis = 0; axis < rings_.size(); ++axis) {
+      if (axis + 1 == rings_.size()) of_ring.scale = buffers.scale;
+      in_place_.push_back(MakeAxis(axis, of_ring));
     }
   }
 
@@ -102,22 +101,32 @@ class GridMoves {
   }
 
   absl::Status Drain() const {
-    std::vector<const Pair*> pairs{&from_input_};
-    for (const Pair& pair : in_place_) pairs.push_back(&pair);
-    for (const Pair* const pair : pairs) {
-      for (const auto& primitives : *pair) {
-        TFRING_RETURN_IF_ERROR(primitives->Drain());
-      }
+    absl::Status status = Drain(from_input_);
+    for (const Axis& axis : in_place_) {
+      if (status.ok()) status = Drain(axis);
     }
-    return absl::OkStatus();
+    return status;
   }
 
  private:
-  using Pair = std::array<std::unique_ptr<Primitives>, 2>;
+  // The primitives of an axis: two that take turns on the first one, whose
+  // chunks have parts.
+  using Axis = std::vector<std::unique_ptr<Primitives>>;
 
-  static Pair MakePair(const RingContext& ring, const RingBuffers& buffers) {
-    return {std::make_unique<Primitives>(ring, buffers),
-            std::make_unique<Primitives>(ring, buffers)};
+  Axis MakeAxis(size_t axis, const RingBuffers& buffers) const {
+    Axis primitives;
+    for (int i = 0; i < (axis == 0 ? 2 : 1); ++i) {
+      primitives.push_back(
+          std::make_unique<Primitives>(*rings_[axis], buffers));
+    }
+    return primitives;
+  }
+
+  static absl::Status Drain(const Axis& axis) {
+    for (const auto& primitives : axis) {
+      TFRING_RETURN_IF_ERROR(primitives->Drain());
+    }
+    return absl::OkStatus();
   }
 
   // What the ranks of an axis share out: a block, or a rank's part of it.
@@ -165,7 +174,7 @@ class GridMoves {
   // rank `j` places before this one, or on a part of it.  The moves of two
   // parts take turns, so that one is on the wire while the other is reduced.
   template <typename AddPart>
-  void ForParts(const Pair& pair, const Shared& shared, Moves& moves,
+  void ForParts(const Axis& axis, const Shared& shared, Moves& moves,
                 const AddPart& add_part) const {
     const int64_t length = shared.length / ranks(shared.axis);
     const int parts =
@@ -177,7 +186,7 @@ class GridMoves {
         const Range chunk =
             ChunkOf(shared, rings_[shared.axis]->order.Before(j));
         const Range own = AlignedChunkOf(chunk.count, parts, part, dtype_);
-        of_part.push_back({pair[part % 2].get(),
+        of_part.push_back({axis[part % 2].get(),
                            run,
                            {chunk.offset + own.offset, own.count},
                            length / parts});
@@ -195,9 +204,9 @@ class GridMoves {
   }
 
   // See RingReduceScatter.
-  void AddReduceScatter(const Pair& pair, const Shared& shared,
+  void AddReduceScatter(const Axis& axis, const Shared& shared,
                         Moves& moves) const {
-    ForParts(pair, shared, moves, [&](const auto& add) {
+    ForParts(axis, shared, moves, [&](const auto& add) {
       add(&Primitives::Send, 1);
       for (int j = 2; j < ranks(shared.axis); ++j) {
         add(&Primitives::RecvReduceSend, j);
@@ -231,8 +240,8 @@ class GridMoves {
   const std::vector<const RingContext*> rings_;
   const DataType dtype_;
   const int64_t count_, block_count_;
-  Pair from_input_;  // of the first axis
-  std::vector<Pair> in_place_;
+  Axis from_input_;  // the first axis
+  std::vector<Axis> in_place_;
 };
 
 }  // namespace
