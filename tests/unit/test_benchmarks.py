@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import elastic_jobs
+import elastic_scale
 import exchanges
 import memory
 import plots
@@ -28,6 +29,25 @@ def test_imports_are_from_the_process_s_start_to_the_script_s_first_line():
     assert worker.import_seconds == 2.5
     assert worker.built == 102.6
     assert worker.steps == [(2, 3, 104.0)]
+
+
+def test_a_simulated_connection_takes_its_ways_and_its_work():
+    costs = elastic_scale.ConnectionCosts(connecting=3e-3, accepting=2e-3)
+    one = 5e-3 + 6 * elastic_scale.LATENCY_SECONDS
+    assert elastic_scale.connect_all([1.0, 1.0], costs) == pytest.approx(
+        1 + one
+    )
+    # Rank 2 connects to rank 1, and then to rank 0.
+    assert elastic_scale.connect_all([0.0] * 3, costs) == pytest.approx(2 * one)
+
+
+def test_a_simulated_job_goes_on_without_a_lost_host():
+    costs = elastic_scale.ConnectionCosts(connecting=1e-3, accepting=1e-3)
+    stages = elastic_scale.lose_a_host(3, costs)
+    in_all = stages.pop("in all")
+    assert in_all == pytest.approx(sum(stages.values()))
+    # The last of 16 ranks makes 15 connections.
+    assert stages["connected"] > 15 * 2e-3
 
 
 def chosen(sync, compression):
