@@ -16,6 +16,7 @@ from typing import Any
 import program
 
 from tfring.bench import plots
+from tfring.bench.sizes import format_bytes
 from tfring.bench.statistics import Row, Spread
 
 RESULTS = program.ROOT / "benchmarks/results"
@@ -42,6 +43,44 @@ def plot_shares(path: Path, shares: Sequence[tuple[int, str, float]]) -> None:
     axes.set_ylabel("% of the bound, by the median time")
     axes.set_ylim(0, 100)
     name_lines(figure, axes)
+    figure.savefig(path)
+
+
+def plot_ranks(path: Path, figures: Sequence[Mapping[str, Any]]) -> None:
+    """Draws simulated times by the number of ranks, a group for each size."""
+    figure, axes = plots.canvas(7, 4.8)
+    kinds = {
+        "ring": ("ring_ms", plots.COLOURS["mpi"], "--"),
+        "auto": ("auto_ms", plots.COLOURS["tfring"], "-"),
+        "bound": ("bound_ms", plots.TEXT_COLOUR, ":"),
+    }
+    sizes = list(dict.fromkeys(each["bytes"] for each in figures))
+    for size in sizes:
+        own = [each for each in figures if each["bytes"] == size]
+        ranks = [str(each["ranks"]) for each in own]
+        for kind, (key, colour, style) in kinds.items():
+            axes.plot(
+                ranks,
+                [each[key] for each in own],
+                color=colour,
+                linestyle=style,
+                linewidth=2.6 if kind == "auto" else 1.6,
+                label=kind if size == sizes[0] else None,
+            )
+        axes.annotate(
+            format_bytes(size),
+            (ranks[-1], own[-1]["auto_ms"]),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=plots.TEXT_COLOUR,
+            fontsize=plots.FONT_POINTS,
+            verticalalignment="center",
+            annotation_clip=False,
+        )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} ms")
+    axes.set_xlabel("ranks, 8 on each node")
+    axes.legend(frameon=False, labelcolor="linecolor")
     figure.savefig(path)
 
 
@@ -114,6 +153,8 @@ def main() -> None:
             for figure in kept["figures"]
         ],
     )
+    kept = json.loads((RESULTS / "2026-11-28-scale.json").read_text())
+    plot_ranks(PLOTS / "scaling.svg", kept["figures"])
 
 
 if __name__ == "__main__":

@@ -31,16 +31,25 @@ struct Cluster {
   bool link_per_rank;
   double reduced_bytes_per_second;
   int64_t segment_bytes;
+  // Of a leaf switch of kNodesPerLeaf nodes, to the spine; 0 is one switch for
+  // all nodes.
+  int uplinks_per_leaf = 0;
+  uint32_t placement_seed = 0;
 };
+constexpr int kNodesPerLeaf = 16;
+constexpr SimulatedLink kMemory{2e-6, 8e9}, kHundredGbits{20e-6, 12.5e9};
 constexpr Cluster kClusters[] = {
-    {"CPUs, 100 Gbit/s a node",
-     {2e-6, 8e9},
-     {20e-6, 12.5e9},
-     false,
-     10e9,
-     512 << 10},
+    {"CPUs, 100 Gbit/s a node", kMemory, kHundredGbits, false, 10e9, 512 << 10},
+    {"the same, 16 uplinks a leaf", kMemory, kHundredGbits, false, 10e9,
+     512 << 10, 16},
+    {"the same, 16 uplinks a leaf, nodes in random order", kMemory,
+     kHundredGbits, false, 10e9, 512 << 10, 16, 1},
+    {"the same, 4 uplinks a leaf", kMemory, kHundredGbits, false, 10e9,
+     512 << 10, 4},
+    {"the same, 4 uplinks a leaf, nodes in random order", kMemory,
+     kHundredGbits, false, 10e9, 512 << 10, 4, 1},
     {"CPUs, 10 Gbit/s a node",
-     {2e-6, 8e9},
+     kMemory,
      {40e-6, 1.25e9},
      false,
      10e9,
@@ -116,6 +125,9 @@ void Run(const Cluster& cluster, int nodes) {
   network.within = cluster.within;
   network.across = cluster.across;
   network.link_per_rank = cluster.link_per_rank;
+  network.nodes_per_leaf = cluster.uplinks_per_leaf > 0 ? kNodesPerLeaf : 0;
+  network.uplinks_per_leaf = cluster.uplinks_per_leaf;
+  network.placement_seed = cluster.placement_seed;
   SimulatedJob job(network);
   const SimulatedKernels kernels(job, cluster.reduced_bytes_per_second);
   const Layout layout{nodes, kRanksPerNode};
@@ -172,6 +184,10 @@ int main(int argc, char** argv) {
   if (argc > 1) nodes.clear();
   for (int i = 1; i < argc; ++i) nodes.push_back(std::atoi(argv[i]));
   for (const tfring::Cluster& cluster : tfring::kClusters) {
-    for (const int number : nodes) tfring::Run(cluster, number);
+    for (const int number : nodes) {
+      const bool has_spine = cluster.uplinks_per_leaf > 0;
+      if (has_spine && number <= tfring::kNodesPerLeaf) continue;
+      tfring::Run(cluster, number);
+    }
   }
 }
