@@ -190,6 +190,25 @@ TEST_F(RequestListDecoderTest, ARequestThatDiffersIsAnotherObject) {
   EXPECT_EQ(other[2], first[2]);
 }
 
+TEST_F(RequestListDecoderTest, ARequestThatTheEngineHasNamedIsNotRemembered) {
+  RequestList list;
+  for (const bool is_nameless : {true, false, true}) {
+    CollectiveRequest& request = list.requests.emplace_back();
+    request.name = is_nameless ? "allreduce 1" : "a";
+    request.is_nameless = is_nameless;
+  }
+  for (const int rank : {0, 1}) {
+    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    ASSERT_EQ(decoded.requests.size(), 3u);
+    for (const int i : {0, 1, 2}) {
+      KnownRequest& known = *decoded.requests[i];
+      EXPECT_EQ(known.request.name, list.requests[i].name);
+      EXPECT_EQ(known.waiting_number, rank == 1 && i == 1 ? 7 : -1);
+      known.waiting_number = 7;
+    }
+  }
+}
+
 TEST_F(RequestListDecoderTest, ItForgetsWhatIsTooMuch) {
   RequestList list;
   for (size_t i = 0; i < RequestListDecoder::kMostKnown; ++i) {

@@ -296,12 +296,18 @@ absl::StatusOr<RequestListDecoder::List> RequestListDecoder::Decode(
   // A request takes more than a byte.
   list.requests.reserve(std::min<uint64_t>(count, bytes.size()));
   size_t& next = next_[rank];
+  nameless_.clear();
   for (; count > 0; --count) {
     if (next == order_.size() || !reader.Skip(order_[next]->first)) {
       const size_t begin = reader.position();
       Place place{order_.size(), {}};
       reader.Get(place.known.request);
       if (reader.faulty()) break;
+      if (place.known.request.is_nameless) {
+        list.requests.push_back(
+            &nameless_.emplace_back(std::move(place.known)));
+        continue;
+      }
       const auto [known, is_new] = places_.try_emplace(
           bytes.substr(begin, reader.position() - begin), std::move(place));
       if (is_new) order_.push_back(&*known);

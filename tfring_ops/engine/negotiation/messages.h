@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -128,7 +129,8 @@ absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes);
 absl::StatusOr<Heartbeat> DecodeHeartbeat(const std::string& bytes);
 absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes);
 
-// A request that is one object for all ranks that have sent the same bytes.
+// A request as the coordinator receives it, which may be one object for several
+// ranks.
 struct KnownRequest {
   CollectiveRequest request;
   // The coordinator's number of the waiting request that this one agrees with;
@@ -141,6 +143,8 @@ struct KnownRequest {
 // Ranks send the same requests, most of them in the same order: the request
 // behind one that two ranks have sent is likely to be the same again.  So its
 // bytes are compared with the other rank's, and decoded only if they differ.
+// Requests that the engine has named are not remembered, because no step has
+// the name of another.
 //
 // Not thread-safe.
 class RequestListDecoder {
@@ -170,6 +174,7 @@ class RequestListDecoder {
   Places places_;                           // by the bytes of a request
   std::vector<Places::value_type*> order_;  // in the order of arrival
   std::vector<size_t> next_;  // by rank: the index behind its last request's
+  std::deque<KnownRequest> nameless_;  // of the last list
 };
 
 }  // namespace tfring
