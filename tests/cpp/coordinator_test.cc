@@ -95,6 +95,14 @@ TEST_F(CoordinatorTest, AnAllgatherTellsEveryRanksFirstDimension) {
             (std::vector<std::vector<int64_t>>{{0, 1}, {10, 2}, {20, 3}}));
 }
 
+TEST_F(CoordinatorTest, AnAllgatherTellsTheSizesOfRanksThatSendTheSame) {
+  AddOnAllRanks(MakeRequest("a", {7, 2}, CollectiveKind::kAllgather));
+  const ResponseList response_list = coordinator_.TakeResponses();
+  ASSERT_EQ(response_list.responses.size(), 1u);
+  EXPECT_EQ(response_list.responses[0].sizes,
+            (std::vector<std::vector<int64_t>>{{7}, {7}, {7}}));
+}
+
 TEST_F(CoordinatorTest, AnAlltoallTellsEveryRanksSplits) {
   for (const int rank : {1, 2, 0}) {
     CollectiveRequest request =
@@ -129,6 +137,13 @@ TEST_F(CoordinatorTest, ADifferenceNamesAllRanksThatDiffer) {
   Add(0, MakeRequest("a", {1}));
   Add(1, MakeRequest("a", {2}));
   Add(2, MakeRequest("a", {3}));
+  EXPECT_THAT(TakeFailure().status,
+              HasMessage("(ranks 1 and 2 differ from rank 0)"));
+}
+
+TEST_F(CoordinatorTest, RanksThatDifferInTheSameWayAreAllNamed) {
+  Add(0, MakeRequest("a", {1}));
+  for (const int rank : {1, 2}) Add(rank, MakeRequest("a", {2}));
   EXPECT_THAT(TakeFailure().status,
               HasMessage("(ranks 1 and 2 differ from rank 0)"));
 }

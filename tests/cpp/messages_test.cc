@@ -214,7 +214,7 @@ TEST_F(RequestListDecoderTest, ItForgetsWhatIsTooMuch) {
   for (size_t i = 0; i < RequestListDecoder::kMostKnown; ++i) {
     list.requests.emplace_back().name = std::to_string(i);
   }
-  for (const int rank : {0, 1, 2}) {
+  for (const int rank : {0, 1, 0}) {
     const auto decoded = decoder_.Decode(rank, Encode(list)).value();
     ASSERT_EQ(decoded.requests.size(), list.requests.size());
     EXPECT_EQ(decoded.requests.back()->request.name, list.requests.back().name);
