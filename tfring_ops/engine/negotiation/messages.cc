@@ -68,9 +68,11 @@ constexpr bool kIsFloat = std::is_floating_point_v<T>;
 template <typename T>
 constexpr bool kIsInteger = std::is_integral_v<T> || std::is_enum_v<T>;
 
-// Integers in groups of 7 bits, the lowest first; the high bit of a byte says
-// that another one follows.  Most are small: at 1,024 ranks the coordinator
-// reads megabytes of them.  Strings and lists stand behind their length.
+// Integers travel in groups of 7 bits, the lowest first; the high bit of a byte
+// says that another one follows.  Most are small, and the coordinator of 1,024
+// ranks reads megabytes of them.  Other numbers travel as they lie in memory:
+// all ranks run the same build on the same kind of machine.  Strings and lists
+// stand behind their length.
 class Writer {
  public:
   template <typename T>
