@@ -63,6 +63,8 @@ UNUSED_PINS := tfring_ops/xla/$(if $(XLA_PINS),no_pins,pins).cc
 # -idirafter: only for what an older TensorFlow's own headers lack, and for XLA's
 # FFI where absl is not TensorFlow's.
 TEST_FLAGS := -O0 -fno-sanitize=undefined
+# As the library: it moves many messages, and benchmarks count its time.
+OPTIMIZED_TESTS := tests/cpp/simulated_job.cc
 FFI_FLAGS := -Wno-maybe-uninitialized \
   $(patsubst %,-idirafter %,$(XLA_HEADERS) $(TENSORFLOW)/include)
 XLA_FLAGS := $(FFI_FLAGS) \
@@ -91,7 +93,7 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tests/gpu/fake/cuda/% tests/gpu/fake/nccl/%,$1),\
     -fno-strict-aliasing -Wno-unknown-pragmas -ftls-model=initial-exec) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS)) \
-  $(if $(filter tests/cpp/%,$1),$(TEST_FLAGS))
+  $(if $(filter-out $(OPTIMIZED_TESTS),$(filter tests/cpp/%,$1)),$(TEST_FLAGS))
 
 # The lowering to XLA takes longest by far, so it starts first.
 SOURCES := $(filter-out $(UNUSED_PINS),$(wildcard tfring_ops/xla/*.cc)) \
@@ -130,7 +132,8 @@ $(call objects,$(CORE_LIKE)): PRECOMPILED_FLAGS = $(call precompiled,core)
 $(call objects,$(CORE_LIKE)): $(PRECOMPILED)/core.h.gch
 $(call objects,$(TF_SOURCES)): PRECOMPILED_FLAGS = $(call precompiled,tensorflow)
 $(call objects,$(TF_SOURCES)): $(PRECOMPILED)/tensorflow.h.gch
-OF_TESTS := $(call objects,$(TEST_SOURCES) $(TEST_HELPER_SOURCES) $(MPI_MAIN))
+OF_TESTS := $(call objects,$(filter-out $(OPTIMIZED_TESTS),\
+  $(TEST_SOURCES) $(TEST_HELPER_SOURCES) $(MPI_MAIN)))
 $(OF_TESTS): PRECOMPILED_FLAGS = $(call precompiled,tests)
 $(OF_TESTS): $(PRECOMPILED)/tests.h.gch
 $(PRECOMPILED)/tests.h.gch: FLAGS += $(TEST_FLAGS) $(GTEST_COMPILE_FLAGS) \
