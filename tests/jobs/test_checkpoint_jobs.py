@@ -5,9 +5,12 @@ import random
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN
+from jobs import TFRINGRUN, printed
+
+COUNTED_ROWS = Path(__file__).parents[1] / "parallel/counted_rows.py"
 
 SCRIPT = """
 import hashlib, sys, time
@@ -109,3 +112,21 @@ def test_a_job_that_is_killed_at_random(train, tmp_path):
         reached = first
     assert len(result(output)) == 2  # Each rank has losses of its own.
     assert result(again) == result(output)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_other_ranks_train_on_each_row_once_in_an_epoch(start):
+    kinds = ["arrays", "batches", "dataset", "repeated", "endless"]
+
+    def counts(ranks, epoch, step):
+        command = [sys.executable, COUNTED_ROWS, epoch, step, *kinds]
+        process = start([*TFRINGRUN, "-np", ranks, *command])
+        output = process.stdout.read()
+        assert process.wait() == 0, output
+        return printed(output, "counts")
+
+    for kind, rows in [*counts(2, 0, 7), *counts(3, 0, 6)]:
+        assert max(rows) == 1, kind
+    for kind, rows in counts(1, 3, 0):
+        assert set(rows) == {3.0}, kind

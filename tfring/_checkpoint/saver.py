@@ -232,7 +232,7 @@ class SavingCallback(LastInFit):
 
 
 def _check_place(saved: Saved, counts_rows: bool) -> None:
-    if ("taken" in saved.of_rank(0, "place")) == counts_rows:
+    if ("history" in saved.of_rank(0, "place")) == counts_rows:
         return
     now, before = "tfring.elastic.fit", "model.fit or a loop"
     if not counts_rows:

@@ -5,12 +5,14 @@ enumerated, but not trained. So batches keep their numbers, and the iterator of
 the data is where it was. Arrays and a `PyDataset` skip the data without reading
 it; a `tf.data.Dataset` reads it again. The iterators of its earlier epochs are
 created again, too, because a reshuffling shuffle draws its seeds when an
-iterator is created.
+iterator is created. Of the first batch that is trained on, other ranks may have
+taken a part: see Note [A step that is taken in part] in shared_batches.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +22,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter
 
+from tfring._core import runtime
 from tfring._keras import sources
+from tfring._keras.shared_batches import Cut, SharedBatches, shared_batches
 from tfring._keras.untuned import Untuned
 
 # Among the parameters of callbacks: how many steps of its first epoch were done
@@ -35,10 +39,20 @@ class Start:
     Attributes:
         batch: The number of its steps that were done before.
         epochs: The number of epochs of the same dataset that were done before.
+        read: How many batches to read, and not to train on, before that step;
+            None means `batch`.
+        cut: What to leave out of the first batch that is trained on.
     """
 
     batch: int
-    epochs: int
+    epochs: int = 0
+    read: int | None = None
+    cut: Cut | None = None
+
+    @property
+    def to_read(self) -> int:
+        """How many batches to read, and not to train on."""
+        return self.batch if self.read is None else self.read
 
 
 class LastInFit(keras.callbacks.Callback):
@@ -46,13 +60,20 @@ class LastInFit(keras.callbacks.Callback):
 
     Attributes:
         seed: The seed of the orders of arrays and of a `PyDataset`.
+        of_all_ranks: True if arrays or a `PyDataset` are the data of all ranks,
+            which share them out.
         data: The arrays or the `PyDataset` of `fit`; None for other data.
         dataset: The `tf.data.Dataset` of `fit`; None for other data.
+        shared: How that is shared out, or why that is not known.
+        steps_per_epoch: The argument of `fit`, for a `tf.data.Dataset`.
     """
 
     seed: int = 0
+    of_all_ranks: bool = False
     data: EpochData | None = None
     dataset: tf.data.Dataset | None = None
+    shared: SharedBatches | str = ""
+    steps_per_epoch: int | None = None
 
     def build_metrics(self) -> None:
         """Creates the variables of the model's metrics, as a step would.
@@ -85,25 +106,45 @@ class EpochData(keras.utils.PyDataset):
 
     Args:
         source: The data.
+        rank: The rank.
+        size: How many ranks share the data out: 1 if they are this rank's own.
     """
 
-    def __init__(self, source: sources.Source) -> None:
+    def __init__(self, source: sources.Source, rank: int, size: int) -> None:
         super().__init__(**source.loading)
-        self._source = source
-        self._first = 0
-        self._rest = source.rest(0, 1, 0, 0)
+        self._rest_of = functools.partial(source.rest, rank, size)
+        # How far a step moves the place in the data.
+        self._taken_in_step = source.per_rank * size
+        self._rest = self._rest_of(0, 0)
+        self._steps = self._rest.steps
+        # The first step that is left, and the place before it.
+        self._first = self._taken = 0
 
     def __len__(self) -> int:
-        return self._rest.steps
+        return self._steps
 
     def __getitem__(self, index: int) -> Any:
         # Keras does not use the batches before the first one.
-        return self._rest.batch(max(index, min(self._first, len(self) - 1)))
+        return self._rest.batch(max(index - self._first, 0))
 
-    def begin(self, epoch: int, first: int) -> None:
-        """Moves to a batch of an epoch."""
-        self._first = first
-        self._rest = self._source.rest(0, 1, epoch, 0)
+    def begin(self, epoch: int, taken: int) -> int:
+        """Moves to a place in an epoch.
+
+        Args:
+            epoch: The epoch.
+            taken: How many rows, or batches, were taken of it.
+
+        Returns:
+            How many of the epoch's steps are done, so that the rest remains.
+        """
+        self._rest = self._rest_of(epoch, taken)
+        self._taken = taken
+        self._first = self._steps - self._rest.steps
+        return self._first
+
+    def taken(self, batch: int) -> int:
+        """Returns the place before a batch of the epoch."""
+        return self._taken + (batch - self._first) * self._taken_in_step
 
 
 _start: Start | None = None
@@ -130,6 +171,9 @@ def _rest_of(
     keras_enumerate: Callable[..., Iterator[Any]], epochs: Any, start: Start
 ) -> Iterator[Any]:
     per_execution = epochs.steps_per_execution
+    whole = epochs._distributed_dataset
+    if start.cut is not None:
+        epochs._distributed_dataset = start.cut.apply(whole)
     for _ in range(start.epochs):
         for _, _, batches in keras_enumerate(epochs):
             if epochs.steps_per_epoch:  # all epochs may share an iterator
@@ -138,11 +182,17 @@ def _rest_of(
                 # An epoch of unknown length has one iterator, which ends.
                 epochs.data_adapter.on_epoch_end()
                 break
+    # Keras executes steps from multiples of `steps_per_execution` on.
+    shift = start.batch % per_execution
+    to_read = start.to_read
     for first, last, batches in keras_enumerate(epochs):
-        if first < start.batch:
-            _skip(batches, per_execution)
-        else:
-            yield first, last, batches
+        if last < start.batch:
+            continue
+        _skip(batches, to_read)
+        to_read = 0
+        if epochs.num_batches is None or first + shift < epochs.num_batches:
+            yield first + shift, last + shift, batches
+    epochs._distributed_dataset = whole
 
 
 def _skip(batches: Iterator[Any], count: int) -> None:
@@ -182,9 +232,9 @@ def with_places(
 def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
     function = f"fit with a {type(callback).__name__}"
     x = given.get("x")
-    callback.data = callback.dataset = None
+    callback.data = callback.dataset = callback.steps_per_epoch = None
     if isinstance(x, tf.data.Dataset):
-        callback.dataset = x
+        _put_dataset(callback, x, given.get("steps_per_epoch"), function)
         return
     parts = x, given.get("y"), given.get("sample_weight")
     is_batches = isinstance(x, keras.utils.PyDataset)
@@ -212,17 +262,25 @@ def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
             f"{function}: shuffle must be True or False, got {shuffle!r}."
         )
     seed = callback.seed if shuffle else None
+    is_own = not callback.of_all_ranks
     if is_batches:
         source = sources.numbered(x, seed, function)
     else:
         present = tuple(_as_array_tree(p) for p in parts if p is not None)
         batch_size = given.get("batch_size") or 32
+        # With all ranks' rows the last ones may be too few to give each some.
         source = sources.arrays(
-            present, batch_size, seed, function, keeps_last=True
+            present, batch_size, seed, function, keeps_last=is_own
         )
     if given.get("validation_batch_size") is None and not is_batches:
         given["validation_batch_size"] = given.get("batch_size")
-    callback.data = EpochData(source)
+    rank, size = (0, 1) if is_own else (runtime.rank(), runtime.size())
+    callback.data = EpochData(source, rank, size)
+    if not is_own and len(callback.data) == 0:
+        raise ValueError(
+            f"{function}: the data are no step of {size} ranks, of which each "
+            f"takes {source.per_rank} {source.unit}. Take smaller batches."
+        )
     given |= {
         "x": Untuned(callback.data, given.pop("class_weight", None)),
         "y": None,
@@ -230,6 +288,25 @@ def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
         "batch_size": None,
         "shuffle": False,
     }
+
+
+def _put_dataset(
+    callback: LastInFit,
+    dataset: tf.data.Dataset,
+    steps_per_epoch: int | None,
+    function: str,
+) -> None:
+    if callback.of_all_ranks:
+        raise ValueError(
+            f"{function}: of_all_ranks is for arrays and a PyDataset, and x is "
+            "a tf.data.Dataset. Leave it out, and share the dataset out by "
+            "tfring.data.shard, before it is batched."
+        )
+    callback.dataset = dataset
+    callback.steps_per_epoch = steps_per_epoch
+    callback.shared = shared_batches(dataset)
+    if steps_per_epoch and int(dataset.cardinality()) >= 0:
+        callback.shared = "it ends, and fit has steps_per_epoch"
 
 
 def _as_array_tree(part: Any) -> Any:

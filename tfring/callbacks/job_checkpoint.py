@@ -15,10 +15,11 @@ from tfring._checkpoint.contents import (
     config_of,
     items_of_model,
 )
+from tfring._checkpoint.fit_place import FitPlace
 from tfring._checkpoint.restoring import Saved, restore_callbacks
 from tfring._checkpoint.saver import SavingCallback, Settings
 from tfring._core import runtime
-from tfring._keras.epochs import Start, start_at
+from tfring._keras.epochs import start_at
 from tfring._state.kinds import are_in_a_round, rounds_among
 from tfring.callbacks.broadcast import BroadcastGlobalVariablesCallback
 
@@ -40,8 +41,11 @@ class Checkpoint(SavingCallback):
     Arrays and a `keras.utils.PyDataset` get an order that is a function of
     `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. A
     `tf.data.Dataset` is read again up to the place, without training. Other
-    data are refused. Within an epoch each rank has a place of its own: with
-    another number of ranks the epoch begins again.
+    data are refused. Another number of ranks goes on in the middle of an epoch,
+    and trains on each sample once in it, with batches of what
+    `tfring.data.shard` returns, and with arrays or a `PyDataset` of all ranks:
+    see `of_all_ranks`. With other data it begins the epoch again, and a warning
+    says why.
 
     Give each `fit` of a script a folder of its own: a folder whose last
     checkpoint is that of a training's end leaves nothing to train.
@@ -77,6 +81,11 @@ class Checkpoint(SavingCallback):
         requeue: If true, rank 0 runs `scontrol requeue $SLURM_JOB_ID` when a
             signal has ended the job and its checkpoint is complete, so that
             Slurm starts the job again. If that fails, a warning says so.
+        of_all_ranks: True if arrays or a `PyDataset` have the data of all
+            ranks, the same on each of them. In each step the ranks take the
+            rows, or batches, that are next, as in `tfring.elastic.fit`. Those
+            at the end of an epoch that are too few for a step of all ranks are
+            left out. False if each rank passes data of its own.
 
     Raises:
         NotImplementedError: In `fit`: the job is elastic, which is for
@@ -87,7 +96,9 @@ class Checkpoint(SavingCallback):
         TypeError: An argument has a wrong type; in `fit`, the data are of
             another kind.
         ValueError: An argument has an invalid value; in `fit`, the model has
-            not been built, or the checkpoint is of another training.
+            not been built, the checkpoint is of another training,
+            `of_all_ranks` comes with a `tf.data.Dataset`, or the data of all
+            ranks are too few for a step.
 
     Example:
 
@@ -109,6 +120,7 @@ class Checkpoint(SavingCallback):
         strict: bool = False,
         seed: int = 0,
         requeue: bool = False,
+        of_all_ranks: bool = False,
     ) -> None:
         super().__init__(
             Settings(
@@ -117,16 +129,14 @@ class Checkpoint(SavingCallback):
             )
         )
         self.seed = seed
+        self.of_all_ranks = of_all_ranks
         self._others: list[Any] = []
         self._items: list[Item] = []
         self._saved: Saved | None = None
         # The model's configuration for `python -m tfring.checkpoint`, on rank
         # 0.
         self._config: str | None = None
-        # Where `fit` is: the epoch, its completed steps, and the epoch in which
-        # the first job began.
-        self._epoch = self._batch = 0
-        self._first_epoch: int | None = None
+        self._place: FitPlace
 
     def before_callbacks(self, callbacks: list[Any]) -> None:
         self._others = [each for each in callbacks if each is not self]
@@ -155,8 +165,7 @@ class Checkpoint(SavingCallback):
         self._config = config_of(model) if runtime.rank() == 0 else None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._epoch = self._batch = 0
-        self._first_epoch = None
+        self._place = FitPlace(self, self.params.get("steps"))
         saved = self._saved
         self._saver.begin(self._items, saved)
         if saved is not None:
@@ -164,70 +173,33 @@ class Checkpoint(SavingCallback):
 
     def _take(self, saved: Saved) -> None:
         """Continues from a checkpoint whose variables have been restored."""
-        rank = runtime.rank()
-        place = saved.of_rank(rank, "place")
-        self._epoch, self._batch = place["epoch"], place["batch"]
-        self._first_epoch = place["first epoch"]
-        if self._batch > 0 and saved.size != runtime.size():
-            self._warn_of_other_ranks(saved)
-            self._batch = 0
-        self.model._initial_epoch = self._epoch
+        self._place.take(saved)
+        self.model._initial_epoch = self._place.epoch
         restore_callbacks(saved, self._others)
         for each in self._others:
             if isinstance(each, BroadcastGlobalVariablesCallback):
                 each._done = True
         for in_round in rounds_among(self.model.variables):
             in_round.begin_fit()
-        if rank == 0:
+        if runtime.rank() == 0:
             logging.info(
                 "tfring: going on from %s: step %d, epoch %d, batch %d.",
                 saved.path,
                 self._saver.step,
-                self._epoch,
-                self._batch,
-            )
-
-    def _warn_of_other_ranks(self, saved: Saved) -> None:
-        if runtime.rank() == 0:
-            logging.warning(
-                "tfring: %s is from the middle of epoch %d, and of %d ranks, "
-                "each of which was at a place in its own data. This job has "
-                "%d ranks, so it begins that epoch again, with the weights of "
-                "the checkpoint.",
-                saved.path,
-                self._epoch,
-                saved.size,
-                runtime.size(),
+                self._place.epoch,
+                self._place.batch,
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self._first_epoch is None:
-            self._first_epoch = epoch
+        start = self._place.begin_epoch(epoch)
         saved, self._saved = self._saved, None
-        first = self._batch if saved is not None else 0
-        self._epoch, self._batch = epoch, first
-        if self.data is not None:
-            self.data.begin(epoch, first)
         if saved is None:
             return
         # A later `fit` of the model would begin at this epoch again.
         self.model._initial_epoch = None
-        done_before = 0
-        if self.dataset is not None:
-            done_before = epoch - self._first_epoch
-            self._say_what_is_read_again(first)
-        start_at(Start(first, done_before))
-        if first > 0:
+        start_at(start)
+        if self._place.goes_on:
             self._restore_metrics(saved)
-
-    def _say_what_is_read_again(self, first: int) -> None:
-        if first > 0 and runtime.rank() == 0:
-            logging.warning(
-                "tfring: the tf.data.Dataset is read again up to batch %d of "
-                "the epoch, and not trained on, which takes as long as its "
-                "input pipeline needs for them.",
-                first,
-            )
 
     def _restore_metrics(self, saved: Saved) -> None:
         """Restores metrics, which Keras resets when the epoch begins."""
@@ -240,20 +212,19 @@ class Checkpoint(SavingCallback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # Keras calls this once for several steps per execution.
-        steps = self.params.get("steps")
-        done = min(batch + 1, steps or batch + 1)
-        self._saver.step += done - self._batch
-        self._batch = done
+        self._saver.step += self._place.count(batch)
+        # The end of the epoch, with its logs, belongs to its last step.
+        is_last = self._place.batch == self.params.get("steps")
         self._saver.end_step(
             self._save,
-            # The end of the epoch, with its logs, belongs to its last step.
-            may_save=done != steps and not are_in_a_round(self.model.variables),
+            may_save=not is_last and not are_in_a_round(self.model.variables),
         )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._epoch, self._batch = epoch + 1, 0
+        next_epoch = epoch + 1
         if self.model.stop_training:
-            self._epoch = max(self._epoch, int(self.params["epochs"]))
+            next_epoch = max(next_epoch, int(self.params["epochs"]))
+        self._place.end_epoch(next_epoch)
         self._saver.end_step(
             self._save,
             may_save=not are_in_a_round(self.model.variables),
@@ -272,11 +243,9 @@ class Checkpoint(SavingCallback):
     def _save(self) -> None:
         # This includes variables that a layer or a metric has made since.
         self._items = items_of_model(self.model, built_optimizers(self.model))
-        place = {
-            "epoch": self._epoch,
-            "batch": self._batch,
-            "first epoch": self._first_epoch or 0,
-        }
         self._saver.save(
-            self._items, place, callbacks=self._others, config=self._config
+            self._items,
+            self._place.describe(),
+            callbacks=self._others,
+            config=self._config,
         )

@@ -15,6 +15,7 @@ from tfring._keras.data_orders import (
     first_elements,
     unordered_operations,
 )
+from tfring._keras.shared_batches import mark_shared
 from tfring._ops.gather_json import gather_json
 
 # The seed that TensorFlow combines with an operation's if `tf.random` has none.
@@ -141,6 +142,19 @@ def shard(
         dataset = dataset.skip(skip)
         if cardinality >= 0:
             cardinality = max(cardinality - skip, 0)
+    problem = ""
+    if skip > 0:
+        problem = "tfring.data.shard has a skip"
+    elif remainder == "keep":
+        problem = "remainder='keep' gives ranks different numbers of elements"
+    mine = _part(dataset, cardinality, remainder)
+    return mark_shared(mine, problem)
+
+
+def _part(
+    dataset: tf.data.Dataset, cardinality: int, remainder: str
+) -> tf.data.Dataset:
+    """Returns this rank's elements."""
     place = runtime.place()
     rank, size = place.rank, place.size
     if size == 1:

@@ -1,0 +1,208 @@
+"""Where a `fit` is in its data, and where a later one goes on.
+
+| data of `fit`                           | a place is                        |
+|-----------------------------------------|-----------------------------------|
+| arrays, `PyDataset`                     | the rows, or batches, that are    |
+|                                         | taken: by this rank, or by all    |
+|                                         | ranks with `of_all_ranks`         |
+| `tf.data`, shared by `tfring.data.shard`| the elements that all ranks have  |
+|                                         | taken                             |
+| other `tf.data`                         | the batches that this rank has    |
+|                                         | taken                             |
+
+A place of all ranks is one for any number of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from absl import logging
+
+from tfring._checkpoint.restoring import Saved
+from tfring._core import runtime
+from tfring._keras.epochs import LastInFit, Start
+from tfring._keras.shared_batches import Cut, SharedBatches
+
+
+class FitPlace:
+    """The place of this rank's `fit`.
+
+    Args:
+        given: The callback that has the data.
+        steps: The steps of an epoch; None if their number is unknown.
+
+    Attributes:
+        epoch: The epoch.
+        batch: How many of its steps are done.
+        goes_on: True if the epoch goes on where the ranks were, and these are
+            as many as before, so that each has its own metrics.
+    """
+
+    def __init__(self, given: LastInFit, steps: int | None) -> None:
+        self._given = given
+        self._steps = steps
+        shared = given.shared
+        self._shared = shared if isinstance(shared, SharedBatches) else None
+        self.epoch = self.batch = 0
+        self.goes_on = False
+        # The epoch in which the first job began.
+        self._first_epoch: int | None = None
+        # The batches of a dataset without end that were read since then.
+        self._read = 0
+        self._cut: Cut | None = None
+        # How many rows, or batches, were taken of the first epoch of this job.
+        self._taken = 0
+        self._is_first = False
+
+    def take(self, saved: Saved) -> None:
+        """Moves to the place of a checkpoint."""
+        place = saved.of_rank(runtime.rank(), "place")
+        self.epoch, self.batch = place["epoch"], place["batch"]
+        self._first_epoch = place["first epoch"]
+        self._is_first = True
+        is_same_size = saved.size == runtime.size()
+        problem = self._problem(place, is_same_size)
+        is_within = self.batch > 0 or self._given.steps_per_epoch is not None
+        if problem and is_within:
+            _warn_of_another_begin(saved, self.epoch, problem)
+            self.batch = 0
+        elif is_within and self._given.data is not None:
+            self._taken = place["taken"]
+            self.batch = self._given.data.begin(self.epoch, self._taken)
+        elif is_within and self._shared is not None:
+            self._find_batch(self._shared, place)
+        if self._steps is not None and self.batch >= self._steps:
+            _warn_of_few(self.epoch)
+            self.epoch, self.batch, self._taken = self.epoch + 1, 0, 0
+            if not self._has_no_end():
+                self._cut = None
+        self.goes_on = is_same_size and self.batch > 0
+
+    def _problem(self, place: dict[str, Any], is_same_size: bool) -> str:
+        """Returns why this job cannot go on at a place, or ""."""
+        is_of_all = self._is_of_all_ranks()
+        if is_of_all != place["is of all ranks"]:
+            now, before = "shared out by tfring", "each rank's own"
+            if not is_of_all:
+                now, before = before, now
+            return f"its data are {now}, and were {before}"
+        if is_of_all or is_same_size:
+            return ""
+        if self._given.data is None:
+            return (
+                f"its tf.data.Dataset has no such place: {self._given.shared}"
+            )
+        return (
+            "its data are each rank's own. Pass the data of all ranks, and "
+            "Checkpoint(..., of_all_ranks=True)"
+        )
+
+    def _find_batch(self, shared: SharedBatches, place: dict[str, Any]) -> None:
+        passes, taken = place["taken"]
+        rank, size = runtime.rank(), runtime.size()
+        batch, self._cut = shared.find(passes, taken, rank, size)
+        if not self._has_no_end():
+            self.batch = batch
+            return
+        self._read = batch
+        if place["steps"] != self._steps:
+            # As many elements of the epoch are done.
+            self.batch *= place["elements in a step"]
+            self.batch //= shared.batch_size * size
+
+    def _has_no_end(self) -> bool:
+        return self._shared is not None and bool(self._given.steps_per_epoch)
+
+    def _is_of_all_ranks(self) -> bool:
+        if self._given.data is not None:
+            return self._given.of_all_ranks
+        return self._shared is not None
+
+    def begin_epoch(self, epoch: int) -> Start | None:
+        """Begins an epoch; returns where, if that is not its beginning."""
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        is_first, self._is_first = self._is_first, False
+        self.epoch = epoch
+        if not is_first:
+            self.batch = 0
+        if self._given.data is not None:
+            self._given.data.begin(epoch, self._taken if is_first else 0)
+        if not is_first:
+            return None
+        if self._given.dataset is None:
+            return Start(self.batch)
+        if self._has_no_end():
+            start = Start(self.batch, read=self._read, cut=self._cut)
+        else:
+            epochs = epoch - self._first_epoch
+            start = Start(self.batch, epochs, cut=self._cut)
+        _say_what_is_read_again(start, self._given.steps_per_epoch or 0)
+        return start
+
+    def count(self, batch: int) -> int:
+        """Counts the steps up to a batch of Keras's; returns how many."""
+        done = min(batch + 1, self._steps or batch + 1)
+        steps = done - self.batch
+        self._read += steps
+        self.batch = done
+        return steps
+
+    def end_epoch(self, next_epoch: int) -> None:
+        """Ends an epoch."""
+        self.epoch, self.batch = next_epoch, 0
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the place as JSON holds it."""
+        taken: Any = None
+        elements = None
+        if self._given.data is not None:
+            taken = self._given.data.taken(self.batch) if self.batch else 0
+        elif self._shared is not None:
+            read = self._read if self._has_no_end() else self.batch
+            taken = self._shared.taken(read, runtime.size())
+            elements = self._shared.batch_size * runtime.size()
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "first epoch": self._first_epoch or 0,
+            "is of all ranks": self._is_of_all_ranks(),
+            "steps": self._steps,
+            "elements in a step": elements,
+            "taken": taken,
+        }
+
+
+def _warn_of_another_begin(saved: Saved, epoch: int, problem: str) -> None:
+    if runtime.rank() == 0:
+        logging.warning(
+            "tfring: %s is from the middle of epoch %d, and of %d ranks. This "
+            "job has %d ranks, and begins that epoch again, with the weights "
+            "of the checkpoint, because %s.",
+            *(saved.path, epoch, saved.size, runtime.size(), problem),
+        )
+
+
+def _warn_of_few(epoch: int) -> None:
+    if runtime.rank() == 0:
+        logging.warning(
+            "tfring: what is left of epoch %d is too little for a step of %d "
+            "ranks, and so the next epoch begins.",
+            *(epoch, runtime.size()),
+        )
+
+
+def _say_what_is_read_again(start: Start, steps_per_epoch: int) -> None:
+    read = start.epochs * steps_per_epoch + start.to_read
+    if read == 0 or runtime.rank() != 0:
+        return
+    logging.warning(
+        "tfring: %d batches of the tf.data.Dataset are read again, and not "
+        "trained on, which takes as long as its input pipeline needs for "
+        "them.%s",
+        read,
+        ""
+        if start.cut is None
+        else " The first step has fewer rows: the other ranks took the rest.",
+    )
