@@ -330,10 +330,16 @@ def test_a_keras_file_is_made_of_a_checkpoint(rank, shared_path, capsys):
             )
 
 
-def train_in_a_loop(folder, rank, *, cut_off=None):
+def train_in_a_loop(folder, rank, *, has_tape=False, cut_off=None):
     keras.utils.set_random_seed(rank)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    layers = keras.layers.Dense(16), keras.layers.Dense(16)
+    model = keras.Sequential(
+        [keras.Input((4,)), *layers, keras.layers.Dense(1)]
+    )
+    optimizer = keras.optimizers.Adam(0.1)
+    compression = tfring.PowerSGD(rank=1, start=2)
+    if not has_tape:
+        tfring.DistributedOptimizer(optimizer)
     seen = tf.Variable(0)
     tfring.broadcast_variables(model.variables)
     saved = tfring.Checkpoint(
@@ -346,7 +352,12 @@ def train_in_a_loop(folder, rank, *, cut_off=None):
             if cut_off is not None and saved._saver.step == cut_off:
                 saved._saver._coordinator._thread.shutdown()
                 return None
-            with tf.GradientTape() as tape:
+            tape = tf.GradientTape()
+            if has_tape:
+                tape = tfring.DistributedGradientTape(
+                    tape, compression=compression
+                )
+            with tape:
                 loss = tf.reduce_mean((model(batch) - 1) ** 2)
             weights = model.trainable_variables
             optimizer.apply(tape.gradient(loss, weights), weights)
@@ -357,12 +368,15 @@ def train_in_a_loop(folder, rank, *, cut_off=None):
     return [*model.get_weights(), seen.numpy()]
 
 
-def test_a_loop_goes_on(rank, shared_path):
-    whole = train_in_a_loop(shared_path / "whole", rank)
+@pytest.mark.parametrize("has_tape", [False, True])
+def test_a_loop_goes_on(rank, shared_path, has_tape):
+    """A tape's PowerSGD keeps what the steps have left out."""
+    options = {"has_tape": has_tape}
+    whole = train_in_a_loop(shared_path / "whole", rank, **options)
     assert whole[-1] == 15
     cut = shared_path / "cut"
-    assert train_in_a_loop(cut, rank, cut_off=8) is None
-    values = train_in_a_loop(cut, rank)
+    assert train_in_a_loop(cut, rank, cut_off=8, **options) is None
+    values = train_in_a_loop(cut, rank, **options)
     for one, other in zip(whole, values, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tfring._core.process_sets import global_process_set
 from tfring._gradients.local_variables import inner_variable
-from tfring._gradients.powersgd import ERROR
+from tfring._gradients.powersgd import ERROR, RIGHT, low_ranks_of_tapes
 from tfring._gradients.rounds import Gossip
 from tfring._state.kinds import Kind, kind_of, rounds_among
 from tfring._state.model_state import local_variables_of, without_metrics
@@ -56,6 +56,8 @@ class Rule(enum.Enum):
     OWN = "own"
 
 
+# How the keys of the states of tapes begin.
+_OF_TAPES = "low-rank-of-tapes-"
 _RULE_OF_KIND = {
     Kind.ALIKE: Rule.ALIKE,
     Kind.FOLDED: Rule.SEED,
@@ -105,14 +107,16 @@ class Item:
 
 
 def items_of_model(
-    model: Any, optimizers: Sequence[Any], saved_keys: Iterable[str] = ()
+    model: Any,
+    optimizers: Sequence[Any],
+    saved: Mapping[str, Any] | None = None,
 ) -> list[Item]:
     """Returns what a training of a Keras model consists of.
 
     Args:
         model: A Keras model that has been built.
         optimizers: Its optimizers, or others that train it; built.
-        saved_keys: The keys of a checkpoint that is to be restored. Variables
+        saved: `Saved.items()` of a checkpoint that is to be restored. Variables
             that the first step would make are made, if they are among these.
 
     Raises:
@@ -146,7 +150,7 @@ def items_of_model(
             for variable in each._variables
         ]
     items = _items(groups, rule_of)
-    items += _low_rank_items(optimizers, saved_keys)
+    items += _low_rank_items(model, optimizers, saved)
     rounds = [state for each in rounds_among(weights) for state in each.state]
     items += _items({"rounds": rounds}, lambda _: Rule.ALIKE)
     items += _items({"metrics": model.metrics_variables}, lambda _: Rule.LEFT)
@@ -154,19 +158,28 @@ def items_of_model(
 
 
 def _low_rank_items(
-    optimizers: Sequence[Any], saved_keys: Iterable[str]
+    model: Any, optimizers: Sequence[Any], saved: Mapping[str, Any] | None
 ) -> list[Item]:
-    """Returns the state of `tfring.PowerSGD`."""
-    items = []
-    found = [each for e in optimizers for each in distributed_optimizers(e)]
-    for number, optimizer in enumerate(found):
+    """Returns the state of `tfring.PowerSGD`, in optimizers and in tapes."""
+    found = []
+    distributed = [
+        e for each in optimizers for e in distributed_optimizers(each)
+    ]
+    for number, optimizer in enumerate(distributed):
         low_rank = optimizer._tfring_options.low_rank
-        if low_rank is None:
-            continue
-        prefix = f"low-rank-{number}/"
-        trained = optimizer._trainable_variables
-        saved = [k[len(prefix) :] for k in saved_keys if k.startswith(prefix)]
-        low_rank.make(trained, saved)
+        if low_rank is not None:
+            trained = optimizer._trainable_variables
+            found.append((f"low-rank-{number}/", low_rank, trained))
+    ranks = None if saved is None else _ranks_of_tapes(saved)
+    of_tapes = low_ranks_of_tapes(ranks)
+    for number, low_rank in enumerate(of_tapes):
+        trained = model.trainable_variables
+        found.append((f"{_OF_TAPES}{number}/", low_rank, trained))
+    items = []
+    for prefix, low_rank, trained in found:
+        keys = [key for key in saved or () if key.startswith(prefix)]
+        names = [key.removeprefix(prefix) for key in keys]
+        low_rank.make(trained, names)
         for name, variable in low_rank.variables(trained).items():
             is_error = name.endswith(ERROR)
             items.append(
@@ -179,6 +192,16 @@ def _low_rank_items(
                 )
             )
     return items
+
+
+def _ranks_of_tapes(saved: Mapping[str, Any]) -> list[int]:
+    """Returns the ranks of the factors of tapes in a checkpoint."""
+    ranks: dict[int, int] = {}
+    for key, described in saved.items():
+        if key.startswith(_OF_TAPES) and key.endswith(f"/{RIGHT}"):
+            number = int(key[len(_OF_TAPES) :].partition("/")[0])
+            ranks[number] = described["shape"][0]
+    return [ranks[number] for number in sorted(ranks)]
 
 
 def items_of_variables(variables: Iterable[Any]) -> list[Item]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tfring._checkpoint.contents import (
 )
 from tfring._checkpoint.saver import Saver, Settings
 from tfring._core import runtime
-from tfring._gradients.powersgd import have_tapes_low_rank
 from tfring._state.kinds import are_in_a_round
 
 
@@ -124,8 +123,8 @@ class Checkpoint:
             ValueError: The checkpoint is of another training.
         """
         saved = self._saver.find()
-        keys = () if saved is None else saved.items()
-        self._saver.begin(self._items(keys), saved)
+        items = self._items(None if saved is None else saved.items())
+        self._saver.begin(items, saved)
         self._has_begun = True
         if saved is None:
             return False
@@ -162,13 +161,6 @@ class Checkpoint:
     def save(self) -> None:
         """Saves now, whether or not that is due. Collective."""
         self._check_has_begun("save")
-        if have_tapes_low_rank():
-            raise NotImplementedError(
-                "Checkpoint: a DistributedGradientTape has compression="
-                "tfring.PowerSGD, whose errors are not saved: all tapes share "
-                "them. Pass it to a tfring.DistributedOptimizer, or take "
-                "tfring.Compression.bf16."
-            )
         place = {"epoch": self.epoch, "batch": self.batch}
         self._saver.save(self._items(), place)
 
@@ -195,9 +187,9 @@ class Checkpoint:
                 "where there is nothing to restore yet."
             )
 
-    def _items(self, saved_keys: Iterable[str] = ()) -> list[Item]:
+    def _items(self, saved: Mapping[str, Any] | None = None) -> list[Item]:
         optimizers = built_optimizers(self._model, self._optimizer)
         return [
-            *items_of_model(self._model, optimizers, saved_keys),
+            *items_of_model(self._model, optimizers, saved),
             *items_of_variables(self._variables),
         ]

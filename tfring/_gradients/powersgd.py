@@ -73,8 +73,10 @@ _Gradient = Any  # tf.Tensor | tf.IndexedSlices
 # of its factors. Otherwise the second round and the arithmetic cost more than
 # they save.
 _LEAST_SAVING = 2
-# The name of what a rank's gradients have left out; see `LowRank.variables`.
+# Names of `LowRank.variables`: what a rank's gradients have left out, and the
+# right factor.
 ERROR = "error"
+RIGHT = "right"
 # An index that no gradient has.
 _FLAG_INDEX = -1
 
@@ -149,6 +151,24 @@ class LowRank:
     def __reduce__(self) -> tuple[Any, ...]:
         return LowRank, (PowerSGD(self._rank, self._start),)
 
+    def belong_to(self, compression: PowerSGD) -> None:
+        """Takes the options of `compression`.
+
+        Raises:
+            ValueError: The state is one of another rank.
+        """
+        if compression.rank != self._rank:
+            raise ValueError(
+                "tfring.PowerSGD: the tape has the rank "
+                f"{compression.rank}, and the checkpoint is of a tape with the "
+                f"rank {self._rank}. Pass that one, or name another folder."
+            )
+        self._start = compression.start
+
+    def has_state(self) -> bool:
+        """Tells whether it has reduced gradients as factors."""
+        return bool(self._states)
+
     def begin_at(self, steps: Callable[[], Any]) -> None:
         """Sets the number of earlier steps; later calls are ignored."""
         if self._start == 0 or self._steps is not None:
@@ -165,11 +185,21 @@ class LowRank:
             trained: The trained variables, by whose order the names are.
         """
         named: dict[str, Any] = {}
+        known = {variable_key(variable) for variable in trained}
+        for key, own in self._states.items():
+            if key not in known:
+                raise NotImplementedError(
+                    "Checkpoint: a DistributedGradientTape with compression="
+                    "tfring.PowerSGD has reduced the gradient of "
+                    f"'{own.variable.name}', which the model that is saved "
+                    "does not train. Pass the tape of each model a PowerSGD of "
+                    "its own, and a model that has all that it trains."
+                )
         for number, variable in enumerate(trained):
             state = self._states.get(variable_key(variable))
             if state is not None:
                 named[f"{number}/{ERROR}"] = state.error
-                named[f"{number}/right"] = state.right
+                named[f"{number}/{RIGHT}"] = state.right
         if self._steps is not None:
             named["steps"] = self._steps
         return named
@@ -318,16 +348,34 @@ class LowRank:
 _of_tapes: weakref.WeakKeyDictionary[PowerSGD, LowRank] = (
     weakref.WeakKeyDictionary()
 )
+# The states of a checkpoint, for the compressors that tapes will have.
+_restored: list[LowRank] = []
 
 
 def low_rank_of_tapes(compression: PowerSGD) -> LowRank:
-    """Returns the state that all tapes with this object share."""
-    return _of_tapes.setdefault(compression, LowRank(compression))
+    """Returns the state that all tapes with this object share.
+
+    Raises:
+        ValueError: A checkpoint has the state of another rank.
+    """
+    if compression not in _of_tapes:
+        low_rank = _restored.pop(0) if _restored else LowRank(compression)
+        low_rank.belong_to(compression)
+        _of_tapes[compression] = low_rank
+    return _of_tapes[compression]
 
 
-def have_tapes_low_rank() -> bool:
-    """Tells whether a tape of this process has reduced gradients as factors."""
-    return any(each._states for each in _of_tapes.values())
+def low_ranks_of_tapes(ranks: Sequence[int] | None) -> list[LowRank]:
+    """Returns the states of all tapes that have reduced gradients as factors.
+
+    Args:
+        ranks: The ranks of those in a checkpoint that is to be restored, or
+            None. Tapes that there will be get the states that are missing.
+    """
+    found = [each for each in _of_tapes.values() if each.has_state()]
+    if ranks is not None:
+        _restored[:] = [LowRank(PowerSGD(r)) for r in ranks[len(found) :]]
+    return [*found, *_restored]
 
 
 def _unless_first(

@@ -160,8 +160,8 @@ class Checkpoint(SavingCallback):
             for each in self._others:
                 if isinstance(each, keras.callbacks.CSVLogger):
                     each.append = True
-        keys = () if self._saved is None else self._saved.items()
-        self._items = items_of_model(model, optimizers, keys)
+        saved = None if self._saved is None else self._saved.items()
+        self._items = items_of_model(model, optimizers, saved)
         self._config = config_of(model) if runtime.rank() == 0 else None
 
     def on_train_begin(self, logs: Any = None) -> None:

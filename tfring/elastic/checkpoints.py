@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -85,8 +85,8 @@ class Checkpoints:
             saver.go_on(self._items(), self._state.steps)
             return
         saved = saver.find(counts_rows=True)
-        keys = () if saved is None else saved.items()
-        saver.begin(self._items(keys), saved)
+        items = self._items(None if saved is None else saved.items())
+        saver.begin(items, saved)
         if saved is not None:
             self._take(saver, saved)
 
@@ -188,6 +188,6 @@ class Checkpoints:
             self._items(), place, callbacks=self._others, config=config
         )
 
-    def _items(self, saved_keys: Iterable[str] = ()) -> list[Item]:
+    def _items(self, saved: Mapping[str, Any] | None = None) -> list[Item]:
         model = self._state.model
-        return items_of_model(model, built_optimizers(model), saved_keys)
+        return items_of_model(model, built_optimizers(model), saved)
