@@ -7,6 +7,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import FailsOnce, compiled, state_bits
 
 import tfring
@@ -164,6 +165,73 @@ def test_a_loss_while_a_checkpoint_is_written(
     assert "checkpoint-00000001" not in names
 
 
+def train_in_a_loop(folder, rank, *, lost_at=None, cut_off=None):
+    """Trains in a function of `elastic.run`; returns the weights at the end."""
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    model.compile(optimizer, "mse")
+    state = elastic.TensorFlowKerasState(model, optimizer)
+    saved = tfring.Checkpoint(
+        folder, model, optimizer, state=state, every_steps=2
+    )
+    losses = {lost_at}
+
+    def end_at(step):
+        if step in losses:
+            losses.remove(step)
+            raise elastic.HorovodInternalError("a rank is lost")
+        if step == cut_off:
+            saved._saver.wait()
+            raise CutOffError
+
+    @elastic.run
+    def train(state):
+        saved.restore()
+        while saved.epoch < EPOCHS:
+            rows = np.random.default_rng(saved.epoch).normal(size=(48, 4))
+            batches = rows.astype("float32").reshape(-1, 4, 4)[saved.taken :]
+            size = tfring.size()
+            for own in batches[rank : len(batches) // size * size : size]:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(own) - 1) ** 2)
+                # The step that is lost has changed the weights.
+                weights = model.trainable_variables
+                optimizer.apply(tape.gradient(loss, weights), weights)
+                end_at(saved._saver.step)
+                saved.step()
+            saved.end_epoch()
+        saved.close()
+
+    try:
+        train(state)
+    except CutOffError:
+        return None
+    return saved._saver.step, state_bits(model)
+
+
+def test_a_loop_goes_on_from_its_commit_and_its_checkpoint(
+    rank, size, shared_path
+):
+    whole = train_in_a_loop(shared_path / "whole", rank)
+    assert whole[0] == EPOCHS * (12 // size)
+    cut = shared_path / "cut"
+    # Steps count from 0: in the second epoch a rank is lost, then all are.
+    lost_at, cut_off = 12 // size + 1, 12 // size + 3
+    assert train_in_a_loop(cut, rank, lost_at=lost_at, cut_off=cut_off) is None
+    assert train_in_a_loop(cut, rank) == whole
+
+
+def test_a_loop_restores_in_the_function(rank, shared_path):
+    model = new_model(rank)
+    state = elastic.TensorFlowKerasState(model)
+    saved = tfring.Checkpoint(shared_path, model, state=state)
+    with pytest.raises(RuntimeError, match="in the function of tfring"):
+        saved.restore()
+    with pytest.raises(TypeError, match="state must be a state of"):
+        tfring.Checkpoint(shared_path, model, state=model)
+
+
 @pytest.mark.thorough
 def test_a_checkpoint_of_fit_is_refused(rank, shared_path):
     model = new_model(rank)
@@ -173,7 +241,7 @@ def test_a_checkpoint_of_fit_is_refused(rank, shared_path):
         tfring.callbacks.Checkpoint(shared_path),
     ]
     model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
-    with pytest.raises(ValueError, match=r"of model\.fit or a loop, and its"):
+    with pytest.raises(ValueError, match=r"is of model\.fit, and its place"):
         train(shared_path, rank)
 
 

@@ -225,7 +225,8 @@ def test_parts_of_other_ranks(rank, size, shared_path, several_ranks):
     model = new_model(0, shard_states=False)
     model.optimizer.build(model.trainable_variables)
     found = saver.Saver(
-        saver.Settings(shared_path, 1, 1, 1, (), "must", False, False)
+        saver.Settings(shared_path, 1, 1, 1, (), "must", False, False),
+        "model.fit",
     )
     saved = found.find()
     if rank > 0:

@@ -16,6 +16,9 @@ from tfring._checkpoint.saver import Saver, Settings
 from tfring._core import runtime
 from tfring._state.kinds import are_in_a_round
 
+# The attribute of an elastic state that is the place in the data.
+_PLACE = "tfring_checkpoint_place"
+
 
 class Checkpoint:
     """Saves the training of a loop now and then, and goes on from it.
@@ -23,7 +26,13 @@ class Checkpoint:
     It is `tfring.callbacks.Checkpoint` for a loop without `fit`: the same files
     and the same rules. The place in the data is the loop's: it counts with
     `step` and `end_epoch`, and after `restore` skips the `batch` first batches
-    of `epoch`, in an order that is a function of the epoch.
+    of `epoch`, in an order that is a function of the epoch. `taken` is a place
+    for any number of ranks, for `tfring.data.shard(..., seed=epoch, skip=taken
+    * batch_size)`.
+
+    In a loop of `tfring.elastic.run` pass the state, and call `restore` in the
+    function itself. The state then has the place, too. `step` and `end_epoch`
+    commit it, so the loop needs no commits of its own.
 
     Args:
         folder: The folder, the same on all ranks.
@@ -38,11 +47,15 @@ class Checkpoint:
         resume: See `tfring.callbacks.Checkpoint`.
         strict: See `tfring.callbacks.Checkpoint`.
         requeue: See `tfring.callbacks.Checkpoint`.
+        state: The state of `tfring.elastic.run`, which has this model; None in
+            other loops. Each worker must make it and this object before it
+            calls the function.
 
     Attributes:
         epoch: The number of epochs that are done.
-        batch: The number of batches that are done of the next epoch; 0 after
-            `restore` on another number of ranks.
+        batch: The number of batches that this rank has done of the next epoch;
+            0 after `restore` on another number of ranks.
+        taken: The number of batches that all ranks have done of it together.
 
     Raises:
         TypeError: An argument has another type.
@@ -90,12 +103,14 @@ class Checkpoint:
         resume: str = "auto",
         strict: bool = False,
         requeue: bool = False,
+        state: Any = None,
     ) -> None:
         self._saver = Saver(
             Settings(
                 *(folder, every_steps, every_minutes, keep, on_signal),
                 *(resume, strict, requeue),
-            )
+            ),
+            "a loop",
         )
         if not model.built:
             raise ValueError(
@@ -106,63 +121,108 @@ class Checkpoint:
         self._optimizer = optimizer
         self._variables = list(variables)
         self._has_begun = False
-        self.epoch = self.batch = 0
+        self.epoch = self.batch = self.taken = 0
+        self._state = state
+        if state is not None:
+            if not hasattr(state, "_add"):
+                raise TypeError(
+                    "Checkpoint: state must be a state of tfring.elastic with "
+                    f"attributes, such as TensorFlowKerasState, got {state!r}."
+                )
+            state._add(_PLACE, {})
 
     def restore(self) -> bool:
         """Goes on from the newest checkpoint that is whole, and begins.
 
-        Call it once before the loop, after a broadcast of variables.
-        Collective.
+        Call it once before the loop, after a broadcast of variables. In a
+        function of `tfring.elastic.run` call it at each start: after a commit
+        the place is that of the commit. Collective.
 
         Returns:
-            True if there was one.
+            True if there was a checkpoint, or a commit.
 
         Raises:
             NotImplementedError: See `tfring.callbacks.Checkpoint`.
-            RuntimeError: See `tfring.callbacks.Checkpoint`.
+            RuntimeError: See `tfring.callbacks.Checkpoint`; or it is called
+                outside of the function.
             ValueError: The checkpoint is of another training.
         """
-        saved = self._saver.find()
+        self._has_begun = True
+        if self._state is not None:
+            if self._state._commits < 0:
+                raise RuntimeError(
+                    "Checkpoint: with a state, call restore() in the function "
+                    "of tfring.elastic.run."
+                )
+            self._saver.close()
+            place = getattr(self._state, _PLACE)
+            if self._state._commits > 0 and place:
+                self._saver.go_on(self._items(), place["step"])
+                self._take(place)
+                return True
+        saved = self._saver.find(is_elastic=self._state is not None)
         items = self._items(None if saved is None else saved.items())
         self._saver.begin(items, saved)
-        self._has_begun = True
-        if saved is None:
-            return False
-        place = saved.of_rank(runtime.rank(), "place")
-        self.epoch = place["epoch"]
-        is_same = saved.size == runtime.size()
+        self.epoch = self.batch = self.taken = 0
+        if saved is not None:
+            self._take(saved.of_rank(runtime.rank(), "place"))
+        self._note_place()
+        return saved is not None
+
+    def _take(self, place: dict[str, Any]) -> None:
+        self.epoch, self.taken = place["epoch"], place["taken"]
+        is_same = place["size"] == runtime.size()
         self.batch = place["batch"] if is_same else 0
-        return True
+
+    def _note_place(self) -> None:
+        """Has the next commit of the state hold the place."""
+        if self._state is not None:
+            setattr(self._state, _PLACE, self._place())
+
+    def _place(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "taken": self.taken,
+            "step": self._saver.step,
+            "size": runtime.size(),
+        }
 
     def step(self) -> None:
         """Counts a step, and saves if that is due. Collective.
 
+        With a state it commits that.
+
         Raises:
+            HostsUpdatedInterrupt: See `tfring.elastic.State.commit`.
             RuntimeError: `restore` has not been called; or, with `strict`, a
                 checkpoint could not be written.
             SystemExit: A signal has asked for the end of the job.
         """
         self._check_has_begun("step")
         self.batch += 1
+        self.taken += runtime.size()
         self._saver.step += 1
         self._end_step(is_last=False)
 
     def end_epoch(self) -> None:
         """Counts an epoch, and saves if that is due. Collective.
 
+        With a state it commits that.
+
         Raises:
+            HostsUpdatedInterrupt: See `tfring.elastic.State.commit`.
             RuntimeError: See `step`.
             SystemExit: See `step`.
         """
         self._check_has_begun("end_epoch")
-        self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch, self.batch, self.taken = self.epoch + 1, 0, 0
         self._end_step(is_last=True)
 
     def save(self) -> None:
         """Saves now, whether or not that is due. Collective."""
         self._check_has_begun("save")
-        place = {"epoch": self.epoch, "batch": self.batch}
-        self._saver.save(self._items(), place)
+        self._saver.save(self._items(), self._place())
 
     def close(self) -> None:
         """Saves the last state, and waits until it is on the disk. Collective.
@@ -175,6 +235,10 @@ class Checkpoint:
         self._saver.close()
 
     def _end_step(self, *, is_last: bool) -> None:
+        self._note_place()
+        if self._state is not None:
+            # A commit changes accumulated gradients, and so it comes first.
+            self._state.commit()
         in_a_round = are_in_a_round(self._model.variables)
         self._saver.end_step(
             self.save, may_save=not in_a_round, is_last=is_last

@@ -83,19 +83,24 @@ class Saver:
 
     Args:
         settings: The arguments of the user.
+        training: See the attribute.
         files: The file system.
         clock: Returns the time in seconds.
 
     Attributes:
         step: How many steps there have been, since the first start.
+        training: What trains, such as "model.fit". It cannot go on from the
+            place in the data of another.
     """
 
     def __init__(
         self,
         settings: Settings,
+        training: str,
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.training = training
         self._settings = settings
         folder = Path(settings.folder).absolute()
         self._folder = Folder(folder, files)
@@ -110,29 +115,28 @@ class Saver:
         self.step = 0
         self._saved_step: int | None = None
 
-    def find(self, *, counts_rows: bool = False) -> Saved | None:
+    def find(self, *, is_elastic: bool = False) -> Saved | None:
         """Returns the checkpoint to go on from, if there is one. Collective.
 
         Args:
-            counts_rows: True for `tfring.elastic.fit`, whose place in the data
-                is one in the data of all ranks.
+            is_elastic: True if the training survives a change of the ranks.
 
         Raises:
-            NotImplementedError: The job is elastic, and the place is not one in
-                the data of all ranks.
+            NotImplementedError: The job is elastic, and the training is not.
             RuntimeError: See `restoring.find`.
-            ValueError: The checkpoint's place is of the other kind.
+            ValueError: The checkpoint is of a training of another kind.
         """
-        if runtime.may_grow() and not counts_rows:
+        if runtime.may_grow() and not is_elastic:
             raise NotImplementedError(
                 "Checkpoint: this job is elastic, and its ranks may change "
-                "while a checkpoint is written, which tfring.elastic.fit alone "
-                "expects. Pass tfring.callbacks.Checkpoint to that, or start "
+                "while a checkpoint is written. Pass "
+                "tfring.callbacks.Checkpoint to tfring.elastic.fit, or "
+                "tfring.Checkpoint the state of tfring.elastic.run; or start "
                 "the job without --elastic."
             )
         saved = restoring.find(self._folder, self._settings.resume)
         if saved is not None:
-            _check_place(saved, counts_rows)
+            _check_training(saved, self.training)
         return saved
 
     def begin(self, items: Sequence[Item], saved: Saved | None) -> None:
@@ -198,7 +202,7 @@ class Saver:
         """
         self._saved_step = self.step
         states, arrays = callback_states.to_save(callbacks)
-        states |= {"place": place, "model": config}
+        states |= {"place": place, "model": config, "training": self.training}
         self._coordinator.save(self.step, items, arrays, states)
 
     def is_saved(self) -> bool:
@@ -228,17 +232,14 @@ class SavingCallback(LastInFit):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self._saver = Saver(settings)
+        self._saver = Saver(settings, "model.fit")
 
 
-def _check_place(saved: Saved, counts_rows: bool) -> None:
-    if ("history" in saved.of_rank(0, "place")) == counts_rows:
-        return
-    now, before = "tfring.elastic.fit", "model.fit or a loop"
-    if not counts_rows:
-        now, before = before, now
-    raise ValueError(
-        f"Checkpoint: {saved.path} is of {before}, and its place in the data "
-        f"is none that {now} could go on from. Call the same function, or name "
-        "another folder."
-    )
+def _check_training(saved: Saved, training: str) -> None:
+    before = saved.of_rank(0, "training")
+    if before != training:
+        raise ValueError(
+            f"Checkpoint: {saved.path} is of {before}, and its place in the "
+            f"data is none that {training} could go on from. Call the same "
+            "function, or name another folder."
+        )

@@ -74,6 +74,7 @@ class Checkpoints:
             yield self._others
             return
         self._saver = self._saver or own[0]._saver
+        self._saver.training = "tfring.elastic.fit"
         try:
             self._begin(self._saver)
             yield self._others
@@ -84,7 +85,7 @@ class Checkpoints:
         if self._state._commits > 0:
             saver.go_on(self._items(), self._state.steps)
             return
-        saved = saver.find(counts_rows=True)
+        saved = saver.find(is_elastic=True)
         items = self._items(None if saved is None else saved.items())
         saver.begin(items, saved)
         if saved is not None:

@@ -231,6 +231,12 @@ class ObjectState(State):
         # A collective could fail if a rank is lost, which only `run` survives.
         self._saved = self._snapshot(is_collective=False)
 
+    def _add(self, name: str, value: Any) -> None:
+        """Adds an attribute; every worker must, before `run`."""
+        self._names += (name,)
+        self._saved[name] = copy.deepcopy(value)
+        setattr(self, name, value)
+
     def save(self) -> None:
         # A commit that fails leaves the commit before it whole.
         self._saved = self._snapshot()
