@@ -36,6 +36,22 @@ rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 """
 
 
+# A callback of scripts, which prints steps, and gives time to end the job.
+SLOW = """
+import keras, time
+import tfring
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.01)
+        if tfring.rank() == 0:
+            print(f"step {self.epoch} {batch}", flush=True)
+"""
+
+
 def mpirun(ranks):
     """How a user starts a job without tfringrun."""
     launcher = mpi_launchers.find_launcher(

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN, printed
+from jobs import SLOW, TFRINGRUN, printed
 
 COUNTED_ROWS = Path(__file__).parents[1] / "parallel/counted_rows.py"
 
-SCRIPT = """
-import hashlib, sys, time
-import keras
+SCRIPT = (
+    SLOW
+    + """
+import hashlib
 import numpy as np
-import tfring
 
 tfring.init()
 keras.utils.set_random_seed(1)
@@ -24,15 +24,6 @@ model = keras.Sequential([
     keras.Input((8,)), keras.layers.Dense(8, activation="relu"),
     keras.layers.Dropout(0.2), keras.layers.Dense(1)])
 model.compile(tfring.DistributedOptimizer("adam"), "mse")
-
-class Slow(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(0.01)
-        if tfring.rank() == 0:
-            print(f"step {20 * self.epoch + batch}", flush=True)
 
 x = np.random.default_rng(tfring.rank()).normal(size=(160, 8))
 history = model.fit(
@@ -43,6 +34,15 @@ history = model.fit(
 values = b"".join(v.tobytes() for v in model.get_weights())
 print("result", hashlib.sha256(values).hexdigest(), history.history["loss"])
 """
+)
+# The steps of an epoch.
+STEPS = 20
+
+
+def step_in(output):
+    """Returns the first step in some output, or None."""
+    found = re.search(r"step (\d+) (\d+)\n", output)
+    return found and STEPS * int(found[1]) + int(found[2])
 
 
 @pytest.fixture
@@ -67,11 +67,10 @@ def train(start, write_script, tmp_path):
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if at_step is not None and f"step {at_step}" in line:
+            if at_step is not None and step_in(line) == at_step:
                 process.send_signal(act)
         output = "".join(lines)
-        found = re.search(r"step (\d+)", output)
-        return process.wait(), found and int(found[1]), output
+        return process.wait(), step_in(output), output
 
     return train
 

@@ -6,14 +6,14 @@ import signal
 import sys
 
 import pytest
-from jobs import TFRINGRUN, printed
+from jobs import SLOW, TFRINGRUN, printed
 
 # Training on a row increments its weight.
-SCRIPT = """
-import json, time
-import keras
+SCRIPT = (
+    SLOW
+    + """
+import json
 import numpy as np
-import tfring
 
 ROWS, BATCH = 120, 2
 tfring.init()
@@ -25,15 +25,6 @@ model.compile(
         keras.optimizers.SGD(float(BATCH)), op=tfring.Sum),
     keras.losses.MeanAbsoluteError())
 
-class Slow(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(0.01)
-        if tfring.rank() == 0:
-            print(f"step {self.epoch} {batch}", flush=True)
-
 tfring.elastic.fit(
     model, np.eye(ROWS, dtype="float32"), np.full((ROWS, 1), 1e9),
     batch_size=BATCH, epochs=3, verbose=0,
@@ -41,16 +32,56 @@ tfring.elastic.fit(
         Slow(), tfring.callbacks.Checkpoint("checkpoints", every_steps=2)])
 print("counts", json.dumps(model.get_weights()[0].ravel().tolist()))
 """
+)
+LOOP = """
+import json, time
+import keras
+import tensorflow as tf
+import tfring
+
+ROWS, BATCH = 120, 2
+tfring.init()
+model = keras.Sequential([
+    keras.Input((ROWS,)),
+    keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+optimizer = tfring.DistributedOptimizer(
+    keras.optimizers.SGD(1.0), op=tfring.Sum)
+model.compile(optimizer)
+state = tfring.elastic.TensorFlowKerasState(model, optimizer)
+saved = tfring.Checkpoint("loop", model, state=state, every_steps=2)
+
+@tfring.elastic.run
+def train(state):
+    saved.restore()
+    while saved.epoch < 3:
+        order = tfring.data.shard(
+            tf.data.Dataset.range(ROWS),
+            seed=saved.epoch, skip=saved.taken * BATCH)
+        for rows in order.batch(BATCH, drop_remainder=True):
+            time.sleep(0.01)
+            if tfring.rank() == 0:
+                print(f"step {saved.epoch} {saved.taken}", flush=True)
+            with tf.GradientTape() as tape:
+                loss = -tf.reduce_sum(model(tf.one_hot(rows, ROWS)))
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            saved.step()
+        saved.end_epoch()
+    saved.close()
+
+train(state)
+print("counts", json.dumps(model.get_weights()[0].ravel().tolist()))
+"""
 EPOCHS, ROWS, BATCH = 3, 120, 2
 
 
-@pytest.fixture
-def train(start, write_script):
+@pytest.fixture(params=[SCRIPT])
+def train(request, start, write_script):
     """Returns a function that trains, and signals the job after some steps.
 
     It returns the exit status and the output.
     """
-    script = write_script(SCRIPT)
+    script = write_script(request.param)
 
     def train(*options, after=None, act=None):
         process = start([*TFRINGRUN, *options, sys.executable, script])
@@ -82,6 +113,7 @@ def test_it_goes_on_with_fewer_ranks(train):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("train", [SCRIPT, LOOP], indirect=True)
 def test_it_is_killed_and_has_other_ranks_each_time(train):
     """Each row is once in an epoch, or too few were left for a step."""
     chance = random.Random(0)
