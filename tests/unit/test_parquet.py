@@ -67,6 +67,17 @@ def test_without_shuffle_it_is_the_order_of_the_files(folder):
     assert batch["name"].tolist() == [f"row {n}" for n in range(10, 15)]
 
 
+def test_a_transform_may_change_a_batch_in_place(folder):
+    def negated(row):
+        return np.negative(row["row"], out=row["row"])
+
+    batches = tfring.data.parquet(
+        folder, batch_size=2, shuffle=False, transform=negated
+    )
+    for _ in range(2):
+        assert batches[0].tolist() == [0, -1]
+
+
 def test_each_epoch_has_an_order_of_its_own(folder):
     batches = tfring.data.parquet(folder, batch_size=7, seed=3)
     epochs = []

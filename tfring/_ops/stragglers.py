@@ -1,8 +1,9 @@
 """Says in plain words which rank the others wait for, and what keeps it.
 
 Note [Samples]: once a minute the ranks compare figures. To count them delays
-each collective by about a microsecond, so ranks count in the last tenth of the
-minute alone; or in all of it, if that has too few steps.
+each collective by some 0.4 us (100 small allreduces in a tf.function on two
+ranks: 8.2 us each without and 8.6 us with it), so ranks count in the last tenth
+of the minute alone; or in all of it, if that has too few steps.
 
 A thread does it, as a training of any kind goes on meanwhile. All ranks look at
 the same times, counted from the begin of their job. So one that could not take

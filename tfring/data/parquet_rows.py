@@ -211,6 +211,8 @@ class ParquetBatches(keras.utils.PyDataset):
         # Keras may have several threads.
         with self._lock:
             parts = self._rows(first, first + self._batch_size)
+        # Also one part is copied, because `transform` may change the batch in
+        # place, and Keras asks for the first batches twice.
         batch = {
             name: np.concatenate([part[name] for part in parts])
             for name in self._files.columns
