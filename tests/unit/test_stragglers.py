@@ -10,7 +10,9 @@ from tfring._core import monitor, runtime
 from tfring._ops import stragglers
 
 
-def sample(wait=0.0, *, given_in=0.0, host="node", steps=50, requests=200):
+def sample(
+    wait=0.0, *, given_in=0.0, host="node", steps=50, requests=200, parts=()
+):
     """A rank's sample of steps of 0.1 s, with seconds of a step or request."""
     return stragglers.Sample(
         host=host,
@@ -19,6 +21,7 @@ def sample(wait=0.0, *, given_in=0.0, host="node", steps=50, requests=200):
         requests=requests,
         wait_seconds=wait * requests,
         input_seconds=given_in * steps,
+        parts=[*parts],
     )
 
 
@@ -47,6 +50,35 @@ def test_its_computation_keeps_a_rank():
     assert (verdict.rank, verdict.waits_for_input) == (0, False)
     assert "so its computation does" in verdict.text
     assert "40 ms of each step of 100 ms" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("parts", "share"),
+    [
+        pytest.param(([(4, 0.2)] * 20, [(4, 0.0)] * 20), "100%", id="all"),
+        pytest.param(
+            # Two parts say nothing, and in one of 18 rank 0 is the last.
+            (
+                [(2, 0.1)] * 17 + [(2, 0.0), (0, 0.0), (2, 0.1)],
+                [(4, 0.1)] * 18 + [(4, 0.1), (0, 0.0)],
+            ),
+            "94%",
+            id="most",
+        ),
+        pytest.param(([(1, 1.0)] * 9, [(1, 0.0)] * 9), None, id="too few"),
+    ],
+)
+def test_how_often_a_rank_was_the_last(parts, share):
+    waits = 0.05, 0.0
+    verdict = stragglers.verdict_on(
+        {
+            rank: sample(wait, parts=own)
+            for rank, (wait, own) in enumerate(zip(waits, parts, strict=True))
+        }
+    )
+    said = f"100 ms. It was the last in {share} of that time. Its input"
+    assert (said in verdict.text) == (share is not None)
+    assert ("the last in" in verdict.text) == (share is not None)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +127,7 @@ class Job:
 
     def gather(self, own):
         json.dumps(own)
+        self.parts = own["parts"]
         self.looks_left -= 1
         self.gathered_at.append(self.now)
         samples = next(self.samples)
@@ -111,6 +144,7 @@ EVEN = {0: sample(0.01), 1: sample(0.01)}
 def test_ranks_count_in_the_last_tenth_of_each_period(monkeypatch):
     job = Job(monkeypatch, 2, [EVEN])
     job.watch.run()
+    assert job.parts == [(0, 0)] * 20
     assert job.gathered_at == [160.0, 220.0]
     assert job.counted[:4] == [
         ("start", 154.0),
@@ -124,6 +158,7 @@ def test_ranks_with_few_steps_go_on_counting(monkeypatch):
     few = {0: sample(0.05), 1: sample(0.0, steps=3)}
     job = Job(monkeypatch, 3, [few, few, EVEN])
     job.watch.run()
+    assert len(job.parts) == 3 * 20
     assert job.gathered_at == [160.0, 220.0, 280.0]
     assert job.counted[:2] == [("start", 154.0), ("stop", 280.0)]
 

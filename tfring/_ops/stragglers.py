@@ -31,6 +31,10 @@ _SAMPLED = 0.1
 _LEAST_STEPS = 10
 # A rank is behind if the others wait for it for such a part of each step.
 _LEAST_PART = 0.05
+# A sample is looked at in so many parts of equal time. A rank's part in which
+# some rank had no collective says nothing.
+_PARTS = 20
+_LEAST_PARTS = 10
 # So many looks have the same result until it is said again.
 _LOOKS_BETWEEN_REPORTS = 10
 
@@ -46,6 +50,8 @@ class Sample:
         requests: This rank's collectives in it.
         wait_seconds: How long these waited for other ranks, added up.
         input_seconds: How long the rank waited for its input.
+        parts: For each part of the sample's time, as long as another, the
+            collectives in it, and how long they waited.
     """
 
     host: str
@@ -54,6 +60,7 @@ class Sample:
     requests: int
     wait_seconds: float
     input_seconds: float
+    parts: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +110,12 @@ def verdict_on(samples: Mapping[int, Sample]) -> Verdict | None:
             for rank, each in samples.items()
         }
     )
+    share = _share_as_the_last(last, samples)
+    often = (
+        ""
+        if share is None
+        else f"It was the last in {share:.0%} of that time. "
+    )
     waits_for_input = for_input >= late / 2
     reason = (
         "It waits for its input pipeline for "
@@ -117,8 +130,26 @@ def verdict_on(samples: Mapping[int, Sample]) -> Verdict | None:
         waits_for_input,
         f"rank {last} ({own.host}) is behind. In the last {own.steps} steps "
         f"the other ranks waited for it for {_milliseconds(late)} of each "
-        f"step of {_milliseconds(step)}. {reason}",
+        f"step of {_milliseconds(step)}. {often}{reason}",
     )
+
+
+def _share_as_the_last(
+    rank: int, samples: Mapping[int, Sample]
+) -> float | None:
+    """Returns in which share of a sample's time a rank was the last.
+
+    A share of steps would need each step of each rank. Returns None if too few
+    parts have collectives of all ranks.
+    """
+    was_last = []
+    for parts in zip(*(each.parts for each in samples.values()), strict=False):
+        if all(requests > 0 for requests, _ in parts):
+            waits = [seconds / requests for requests, seconds in parts]
+            was_last.append([*samples][waits.index(min(waits))] == rank)
+    if len(was_last) < _LEAST_PARTS:
+        return None
+    return sum(was_last) / len(was_last)
 
 
 class StragglerWatch:
@@ -180,10 +211,12 @@ class StragglerWatch:
                     return
                 monitor.start_counting()
                 before, since = monitor.current(), self._clock()
+                parts: list[tuple[int, float]] = []
                 is_counting = True
-            if self._wait(at - self._clock()):
+            if self._count_until(at, parts):
                 break
-            own = _sample(before, monitor.current(), self._clock() - since)
+            seconds = self._clock() - since
+            own = _sample(before, monitor.current(), seconds, parts)
             try:
                 samples = self._gather(dataclasses.asdict(own))
             except Exception as error:
@@ -201,6 +234,18 @@ class StragglerWatch:
             if len(everyones) > 1:
                 self._report(verdict_on(everyones))
         monitor.stop_counting()
+
+    def _count_until(self, at: float, parts: list[tuple[int, float]]) -> bool:
+        """Adds parts of a sample; returns True if `end` was called."""
+        before = monitor.current()
+        for left in range(_PARTS, 0, -1):
+            if self._wait((at - self._clock()) / left):
+                return True
+            now = monitor.current()
+            waited = now.negotiation_seconds - before.negotiation_seconds
+            parts.append((now.requests - before.requests, waited))
+            before = now
+        return False
 
     def _report(self, verdict: Verdict | None) -> None:
         self._looks_since += 1
@@ -255,7 +300,10 @@ def _go_on_with_the_ranks_left() -> None:
 
 
 def _sample(
-    before: monitor.Statistics, now: monitor.Statistics, seconds: float
+    before: monitor.Statistics,
+    now: monitor.Statistics,
+    seconds: float,
+    parts: list[tuple[int, float]],
 ) -> Sample:
     return Sample(
         platform.node(),
@@ -264,6 +312,7 @@ def _sample(
         now.requests - before.requests,
         now.negotiation_seconds - before.negotiation_seconds,
         now.input_seconds - before.input_seconds,
+        parts,
     )
 
 
