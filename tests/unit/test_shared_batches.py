@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfring
 from tfring._core import runtime
 from tfring._core.job import Topology
-from tfring._keras.shared_batches import SharedBatches, shared_batches
+from tfring._keras.shared_batches import Cut, SharedBatches, shared_batches
 from tfring.data import sharding
 
 
@@ -79,6 +79,17 @@ def test_other_batches_are_counted_in_elements():
     assert SharedBatches(16, 80, None).find(*place, 0, 3) == (3, None)
     number, cut = SharedBatches(10, 240, None).find(*place, 0, 1)
     assert (number, cut.batch, cut.count) == (14, 14, 4)
+
+
+@pytest.mark.parametrize(
+    "structure", [lambda x: x, lambda x: (x,), lambda x: (x, {"y": x})]
+)
+def test_a_batch_keeps_its_structure(structure):
+    whole = tf.data.Dataset.range(6).map(structure).batch(2)
+    _, second, third = Cut(1, 1).apply(whole)
+    tf.nest.assert_same_structure(second, [*whole][1])
+    assert tf.nest.flatten(second)[-1].numpy().tolist() == [3]
+    assert tf.nest.flatten(third)[-1].numpy().tolist() == [4, 5]
 
 
 @pytest.mark.parametrize(

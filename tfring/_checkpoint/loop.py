@@ -147,13 +147,13 @@ class Checkpoint:
                 outside of the function.
             ValueError: The checkpoint is of another training.
         """
+        if self._state is not None and self._state._commits < 0:
+            raise RuntimeError(
+                "Checkpoint: with a state, call restore() in the function of "
+                "tfring.elastic.run."
+            )
         self._has_begun = True
         if self._state is not None:
-            if self._state._commits < 0:
-                raise RuntimeError(
-                    "Checkpoint: with a state, call restore() in the function "
-                    "of tfring.elastic.run."
-                )
             self._saver.close()
             place = getattr(self._state, _PLACE)
             if self._state._commits > 0 and place:

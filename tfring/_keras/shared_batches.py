@@ -51,13 +51,10 @@ class Cut:
     def apply(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset with as many batches."""
 
-        def cut(number: tf.Tensor, *batch: Any) -> Any:
+        def cut(number: tf.Tensor, batch: Any) -> Any:
             begin = tf.where(number == self.batch, self.count, 0)
-            kept = tf.nest.map_structure(lambda each: each[begin:], batch)
-            return kept if len(kept) > 1 else kept[0]
+            return tf.nest.map_structure(lambda each: each[begin:], batch)
 
-        if isinstance(dataset.element_spec, tuple):
-            return dataset.enumerate().map(lambda n, batch: cut(n, *batch))
         return dataset.enumerate().map(cut)
 
 

@@ -233,7 +233,8 @@ class ObjectState(State):
 
     def _add(self, name: str, value: Any) -> None:
         """Adds an attribute; every worker must, before `run`."""
-        self._names += (name,)
+        if name not in self._names:
+            self._names += (name,)
         self._saved[name] = copy.deepcopy(value)
         setattr(self, name, value)
 
