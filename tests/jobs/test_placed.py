@@ -102,7 +102,7 @@ def _launcher():
     [found] = [
         pid
         for pid in descendants()
-        if b"function_job" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"placed_job" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return found
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, running
+from jobs import JOB_SECONDS, in_place_of_ssh, running
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -259,28 +259,60 @@ def test_a_notebooks_stop_button(tmp_path, marker):
         kernel.shutdown_kernel(now=True)
 
 
-def test_mpi_starts_the_ranks_in_a_batch_system(run, write_script, tmp_path):
+# In place of ssh: node2 is this machine, and node3 lets nobody in.
+AGENT = """
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1
+shift
+if [ $host = node3 ]; then
+  echo "node3: Permission denied (publickey)." >&2
+  exit 255
+fi
+exec env -i PATH="$PATH" TMPDIR="$TMPDIR" MACHINE=$host sh -c "$*"
+"""
+
+
+def test_other_machines(run, write_script, tmp_path):
     script = write_script(
-        """
-import os
-import tfring
-
-def work(fails):
-    name = "OMPI_COMM_WORLD_RANK"
-    rank = int(os.environ.get(name) or os.environ["PMI_RANK"])
-    if fails and rank == 1:
+        PROGRAM
+        + """
+def work(fails=False):
+    if fails and rank() == 0:
         raise LookupError("boom")
-    return rank, "TFRING_ELASTIC_WORKER" in os.environ
+    return rank(), os.environ.get("MACHINE"), os.environ["ASKED"]
 
-print(tfring.run(work, (False,)))
-try:
-    tfring.run(work, (True,))
-except LookupError as error:
-    print(repr(error), "Rank 1:" in str(error.__cause__))
-print([each for each in os.listdir() if each.startswith(".tfring")])
+def report(*arguments, **options):
+    try:
+        print(tfring.run(work, *arguments, **options))
+    except Exception as error:
+        print(repr(error))
+
+report(hosts="node2:2,localhost:4", np=3)
+report((True,), hosts="node2:1,localhost:1", np=None)
+os.environ["PBS_NODEFILE"] = "nodes"
+report(np=2)
+report(np=None)
+report(np=4)
 """
     )
-    # Of a system that no MPI launcher asks for its hosts here.
-    output = run([sys.executable, script], env={"PBS_JOBID": "1"})
-    assert "[(0, False), (1, False)]" in output
-    assert "LookupError('boom') True\n[]" in output
+    (tmp_path / "nodes").write_text("node2\nnode2\nnode3\n")
+    output = run(
+        [sys.executable, script],
+        env={
+            **in_place_of_ssh(tmp_path / "agent", AGENT),
+            "ASKED": "yes",
+            "TFRING_ELASTIC_INTERFACE": "127.0.0.1",
+            "TMPDIR": str(tmp_path),
+        },
+    )
+    assert output.splitlines() == [
+        # The ranks have the order of the hosts. The part here comes first.
+        "[(0, 'node2', 'yes'), (1, 'node2', 'yes'), (2, None, 'yes')]",
+        "LookupError('boom')",
+        "[(0, 'node2', 'yes'), (1, 'node2', 'yes')]",
+        "RuntimeError('tfring.run: host node3 cannot be reached: node3: "
+        "Permission denied (publickey).')",
+        "ValueError('tfring.run: np=4, and the machines have 3 slots in all. "
+        "Ask for fewer ranks, or pass hosts= with more slots.')",
+    ]
+    assert not list(tmp_path.glob(".tfring-run-*"))

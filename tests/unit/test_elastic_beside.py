@@ -188,7 +188,7 @@ def test_a_supervisor_that_cannot_be_started_says_why(monkeypatch):
 
 def test_a_supervisor_is_told_where_the_launcher_listens(monkeypatch):
     monkeypatch.setattr(
-        agents, "_command", lambda host: ["sh", "-c", "cat >&2"]
+        agents.Host, "command", lambda *_: ["sh", "-c", "cat >&2"]
     )
     known = threading.Event()
     agent = make_agent("localhost", job_of("localhost"), wake=known.set)

@@ -110,6 +110,15 @@ def test_ranks_of_a_machine_are_neighbours_whoever_comes_first():
     assert [each["node"] for each in members] == ["x", "x", "y", "y"]
 
 
+def test_ranks_have_the_order_of_their_places():
+    job = Job({}, minimum=3, replaces=False)
+    for place, order in (("y", 1), ("x", 0)):
+        job.table.add(place, 2 - order, order=order)
+        job.table.came_up(place)
+        job.act()
+    assert [*job.host_of.values()] == ["x", "x", "y"]
+
+
 def test_ranks_that_cannot_connect_end_the_job(job):
     for worker in ("w1", "w2"):
         job.be_ready(worker)

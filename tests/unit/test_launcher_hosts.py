@@ -63,6 +63,36 @@ class TestHosts:
         with pytest.raises(ValueError, match="names no hosts"):
             hosts_lib.read_hostfile(path)
 
+    def test_machines_of_a_batch_system(self, tmp_path):
+        nodes = tmp_path / "nodes"
+        scontrol = tmp_path / "scontrol"
+        scontrol.write_text(
+            f"#!/bin/sh\ntest \"$*\" = 'show hostnames' && cat {nodes}\n"
+        )
+        scontrol.chmod(0o755)
+
+        def found(text, **environment):
+            nodes.write_text(text)
+            path = f"{tmp_path}:{os.environ['PATH']}"
+            machines = hosts_lib.allotted({"PATH": path, **environment})
+            return [(host.name, host.slots) for host in machines]
+
+        slurm = {"SLURM_JOB_NODELIST": "n[1-3]"}
+        lines = "n1\nn2\nn3\n"
+        assert found(lines, **slurm, SLURM_TASKS_PER_NODE="2(x2),1") == [
+            ("n1", 2),
+            ("n2", 2),
+            ("n3", 1),
+        ]
+        with pytest.raises(ValueError, match="zip"):
+            found(lines, **slurm, SLURM_TASKS_PER_NODE="2(x2)")
+        two = [("n1", 2), ("n2", 1)]
+        assert found("n1\nn2\nn1\n", PBS_NODEFILE=str(nodes)) == two
+        assert found("", LSB_MCPU_HOSTS="n1 2 n2 1") == two
+        lines = "n1 2 all.q@n1 <NULL>\nn2 1 all.q@n2 <NULL>\n"
+        assert found(lines, PE_HOSTFILE=str(nodes)) == two
+        assert found("") == []
+
     @pytest.mark.parametrize(
         ("package_cores", "ranks", "cores"),
         [

@@ -17,8 +17,8 @@ def mpi_built() -> bool:
 def mpi_enabled() -> bool:
     """Tells whether the ranks communicate through MPI.
 
-    They do not in elastic jobs, or if `tfring.run` has started them on one
-    machine.
+    They do not in elastic jobs, or if `tfring.run`, Spark or Ray has started
+    them.
     """
     return not native.is_tcp_job()
 

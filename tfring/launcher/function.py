@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
-import pickle
-import shutil
 import socket
-import sys
-import tempfile
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
-from tfring.launcher import hosts as hosts_lib, private_files
+from tfring.launcher import hosts as hosts_lib, mpi_launchers
 from tfring.launcher.hosts import Host
-from tfring.launcher.launcher_process import LauncherProcess, terminals
+from tfring.launcher.launcher_process import terminals
 from tfring.launcher.placed import (
+    Part,
     Rendezvous,
     pickled_call,
     results,
     start_part,
 )
+from tfring.rendezvous import addresses
 
 _Result = TypeVar("_Result")
 
 _CALLER = "tfring.run"
+# How long the launcher has, after the loss of a part, to report the cause.
+_LAUNCHER_SECONDS = 3.0
+# How long a part has to end by itself after a failure.
+_FAILURE_SECONDS = 10.0
 
 
 def run(
@@ -50,13 +53,18 @@ def run(
 
     Function, arguments and results are pickled, by cloudpickle if it is
     installed: only then may `fn` be a lambda, or be defined in a notebook or in
-    the program itself (`__main__`). They are passed in files that only this
-    user can read. The files are in the folder for temporary files; with other
-    hosts they are in the working directory, which all hosts must share.
+    the program itself (`__main__`). On each machine they are in files that only
+    this user can read, in the folder for temporary files.
 
-    The ranks of one machine meet at a launcher by TCP, share memory, and have
-    no MPI: `fn` cannot use mpi4py. On other hosts, and in a job of a batch
-    system, MPI starts and connects the ranks.
+    Ranks share memory on one machine, and talk by TCP to other machines. There
+    is no MPI: `fn` cannot use mpi4py, and a fabric such as InfiniBand carries
+    TCP alone. For MPI's fabrics start a script by `tfringrun`.
+
+    Other machines are reached by ssh without a password. They need the same
+    Python with tfring, and the working directory, under the same paths. They
+    get this process's environment, as under `tfringrun`. This process is
+    reached at the address that leads to the first of them, or at
+    `TFRING_ELASTIC_INTERFACE`.
 
     Args:
         fn: The function, of any arguments.
@@ -64,8 +72,9 @@ def run(
         kwargs: Its keyword arguments, the same on every rank.
         np: The number of ranks; None means one for each slot of `hosts`.
         hosts: Machines and how many ranks each takes, as for `tfringrun -H`:
-            "node1:4,node2:4". None means this machine, or the machines that the
-            batch system has allotted.
+            "node1:4,node2:4". Ranks are numbered in this order. None means this
+            machine, or the machines that Slurm, PBS, LSF or Grid Engine has
+            allotted.
         verbose: Show how the job is started, and where the seconds of its start
             and its end went, as `tfringrun --verbose` does.
 
@@ -73,10 +82,10 @@ def run(
         The results of `fn`, by rank.
 
     Raises:
-        RuntimeError: A rank was killed, exited or gave no result, the job
-            could not be started, or this process is itself a rank.
+        RuntimeError: A rank was killed, exited or gave no result, a machine
+            cannot be reached, or this process is itself a rank.
         TypeError: `fn` cannot be called, or something cannot be pickled.
-        ValueError: `np` or `hosts` is not valid.
+        ValueError: `np` or `hosts` is not valid, or there are too few slots.
         Exception: The exception of the rank that failed first.
 
     Example:
@@ -99,11 +108,7 @@ def run(
     """
     pickled = pickled_call(_CALLER, fn, args, kwargs)
     _check(np)
-    machines = hosts_lib.parse_hosts(hosts) if hosts else []
-    is_here = not hosts_lib.manages_hosts(os.environ) or bool(machines)
-    if is_here and all(host.is_local() for host in machines):
-        return _run_here(pickled, _ranks(np, machines), verbose)
-    return _run_by_mpi(pickled, np, hosts, verbose)
+    return _run(pickled, _machines(hosts, np), verbose)
 
 
 def _check(np: int | None) -> None:
@@ -117,64 +122,100 @@ def _check(np: int | None) -> None:
         )
 
 
-def _ranks(np: int | None, machines: Sequence[Host]) -> int:
-    ranks = np or sum(host.slots for host in machines)
+def _machines(hosts: str | None, np: int | None) -> list[Host]:
+    """Returns the machines of the ranks, with as many slots as ranks."""
+    machines = hosts_lib.parse_hosts(hosts) if hosts else _allotted()
+    slots = Counter[str]()
+    for host in machines:
+        slots[host.name] += host.slots
+    left = ranks = np or slots.total()
     if ranks < 1:
         raise ValueError("tfring.run: how many ranks? Pass np=N.")
-    return ranks
+    if all(host.is_local() for host in machines):
+        return [Host(socket.gethostname(), ranks)]
+    shares = []
+    for name, count in slots.items():
+        shares.append(Host(name, min(count, left)))
+        left -= shares[-1].slots
+    if left > 0:
+        raise ValueError(
+            f"tfring.run: np={ranks}, and the machines have {slots.total()} "
+            "slots in all. Ask for fewer ranks, or pass hosts= with more slots."
+        )
+    return [host for host in shares if host.slots > 0]
 
 
-def _run_here(call: bytes, ranks: int, verbose: bool) -> list[Any]:
-    """Runs the ranks on this machine, as the one place of a rendezvous."""
+def _allotted() -> list[Host]:
+    try:
+        return hosts_lib.allotted(os.environ)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise RuntimeError(
+            "tfring.run: the batch system's list of machines cannot be read: "
+            f"{error}. Pass hosts=."
+        ) from error
+
+
+def _run(call: bytes, machines: Sequence[Host], verbose: bool) -> list[Any]:
+    """Runs the ranks, with a part of the rendezvous on each machine."""
     rendezvous = Rendezvous(
-        ranks,
+        sum(host.slots for host in machines),
         caller=_CALLER,
+        interface=_interface(machines),
         terminals=terminals(),
         only_rank=0,
         verbose=verbose,
     )
-    part = None
+    parts: list[Part] = []
     try:
-        part = start_part(
-            rendezvous.ticket, socket.gethostname(), call, slots=ranks
-        )
+        for order, host in enumerate(machines):
+            parts.append(
+                start_part(
+                    rendezvous.ticket,
+                    host.name,
+                    call,
+                    slots=host.slots,
+                    environment=_environment(host),
+                    host=host,
+                    order=order,
+                    on_loss=lambda: rendezvous.end(_LAUNCHER_SECONDS),
+                )
+            )
         outcome = rendezvous.follow()
-        returned = part.returned()
+        seconds = _FAILURE_SECONDS if outcome.status else None
+        returned = [each for part in parts for each in part.returned(seconds)]
     except BaseException:
         rendezvous.stop()
         raise
     finally:
-        if part is not None:
+        for part in parts:
             part.stop()
+    for host, part in zip(machines, parts, strict=True):
+        if outcome.status and not outcome.said and part.complaint():
+            raise _unreachable(host, part.complaint())
     return results(returned, outcome)
 
 
-def _run_by_mpi(
-    call: bytes, np: int | None, hosts: str | None, verbose: bool
-) -> list[Any]:
-    """Runs the ranks on machines that share the working directory."""
-    folder = Path(tempfile.mkdtemp(prefix=".tfring-run-", dir=Path.cwd()))
+def _environment(host: Host) -> dict[str, str]:
+    """Returns this process's variables that another machine needs."""
+    if host.is_local():
+        return {}
+    names = {*mpi_launchers.exported_names(os.environ)} - {"PYTHONPATH"}
+    return {name: os.environ[name] for name in names}
+
+
+def _interface(machines: Sequence[Host]) -> str:
+    """Returns the address of this machine at which all machines reach it."""
+    others = [host for host in machines if not host.is_local()]
+    if not others:
+        return "127.0.0.1"
     try:
-        # The `__main__` of a rank is another module, so `sys.path` starts with
-        # another folder there.
-        path = [entry or str(Path.cwd()) for entry in sys.path]
-        private_files.write(folder / "call", pickle.dumps((path, call)))
-        launcher = LauncherProcess(
-            {
-                "folder": str(folder),
-                "ranks": np,
-                "hosts": hosts,
-                "terminals": terminals(),
-                "only_rank": 0,
-                "verbose": verbose,
-                "caller": _CALLER,
-            }
-        )
-        try:
-            outcome = launcher.follow()
-        except BaseException:
-            launcher.stop()
-            raise
-        return results(private_files.load_returned(folder), outcome)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        chosen = os.environ.get("TFRING_ELASTIC_INTERFACE")
+        return chosen or addresses.towards(others[0].name)
+    except OSError as error:
+        raise _unreachable(others[0], str(error)) from error
+
+
+def _unreachable(host: Host, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"{_CALLER}: host {host.name} cannot be reached: {why}."
+    )

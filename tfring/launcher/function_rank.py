@@ -11,9 +11,6 @@ from typing import Any
 from tfring.launcher import private_files
 from tfring.launcher.placed import Returned, described
 
-# The variables that name this worker: set by our launcher, or by an MPI
-# launcher as the rank.
-_NAMES = ("TFRING_ELASTIC_WORKER", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # The exception that was sent to the calling program, which will show it.
 _sent: list[Exception] = []
 
@@ -21,12 +18,7 @@ _sent: list[Exception] = []
 def main() -> None:
     """Calls the function, and leaves what it returned in the folder."""
     folder = Path(sys.argv.pop(1))
-    worker = next(filter(None, map(os.environ.get, _NAMES)))
-    if not folder.exists():
-        sys.exit(
-            f"tfring.run: {folder} is not on this host. The working directory "
-            "of the program must be on a file system that all hosts share."
-        )
+    worker = os.environ["TFRING_ELASTIC_WORKER"]
     try:
         path, call = private_files.load(folder / "call")
         sys.path[:] = path

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +16,13 @@ from pathlib import Path
 # A larger number of ranks on a machine is taken for a typing error.
 MOST_SLOTS = 1024
 _NAME = re.compile(r"\w[\w.%-]*")
+# Variables of MPI launchers that name a program to use in place of ssh.
+_AGENTS = (
+    "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+)
+_SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10 --"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +41,24 @@ class Host:
             here,
             here.partition(".")[0],
         }
+
+    def command(self, module: str, python_path: str) -> list[str]:
+        """Returns the command that runs a module of tfring there.
+
+        Another machine is reached by ssh. The module finds tfring by
+        `python_path`, and its working directory is this one's.
+        """
+        program = [sys.executable, "-m", module]
+        if self.is_local():
+            return program
+        agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
+        words = ["exec", "env", f"PYTHONPATH={python_path}", *program]
+        directory = shlex.quote(str(Path.cwd()))
+        return [
+            *shlex.split(agent),
+            self.name,
+            f"cd {directory} && {shlex.join(words)}",
+        ]
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -111,6 +139,41 @@ def manages_hosts(environment: Mapping[str, str]) -> bool:
         name in environment
         for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
     )
+
+
+def allotted(environment: Mapping[str, str]) -> list[Host]:
+    """Returns the machines that a batch system has allotted to this process.
+
+    The systems are Slurm, PBS, LSF and Grid Engine. There are no machines
+    outside of a batch system.
+
+    Raises:
+        OSError: The system's list cannot be read.
+    """
+    get = environment.get
+    if get("SLURM_JOB_NODELIST"):
+        names = subprocess.run(
+            ["scontrol", "show", "hostnames"],
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.split()
+        # "2(x3),1" are two tasks on each of three machines, and one more.
+        counts = re.findall(
+            r"(\d+)(?:\(x(\d+)\))?", get("SLURM_TASKS_PER_NODE", "")
+        )
+        slots = [n for n, times in counts for _ in range(int(times or 1))]
+    elif path := get("PBS_NODEFILE"):  # a line for each slot
+        found = Counter(Path(path).read_text().split())
+        names, slots = [*found], [*found.values()]
+    else:
+        words = get("LSB_MCPU_HOSTS", "").split()
+        if path := get("PE_HOSTFILE"):
+            lines = Path(path).read_text().splitlines()
+            words = [word for line in lines for word in line.split()[:2]]
+        names, slots = words[::2], words[1::2]
+    return [Host(name, int(n)) for name, n in zip(names, slots, strict=True)]
 
 
 def cores_per_package() -> list[int]:

@@ -60,14 +60,14 @@ def read_order() -> dict[str, Any]:
 
 
 class LauncherProcess:
-    """The launcher of one job; see `function_job`.
+    """The launcher of one job; see `placed_job`.
 
     It is a process of its own because a launcher takes over signals and
     orphans, which a program or a notebook needs for itself.
     """
 
     def __init__(
-        self, order: Mapping[str, Any], descriptors: Sequence[int] = ()
+        self, order: Mapping[str, Any], descriptors: Sequence[int]
     ) -> None:
         """Starts the launcher, which inherits `descriptors`."""
         self._caller = order["caller"]
@@ -75,7 +75,7 @@ class LauncherProcess:
         self._outcome = os.fdopen(reader)
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tfring.launcher.function_job"),
+                *(sys.executable, "-m", "tfring.launcher.placed_job"),
                 str(writer),
             ],
             env=child_environment(),

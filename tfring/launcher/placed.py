@@ -22,17 +22,19 @@ import hashlib
 import json
 import os
 import pickle
-import select
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tfring.launcher import private_files
 from tfring.launcher.elastic import elastic_job
+from tfring.launcher.hosts import Host
 from tfring.launcher.launcher_process import (
     LauncherProcess,
     Outcome,
@@ -130,18 +132,39 @@ class Rendezvous(LauncherProcess):
 class Part:
     """The ranks of a placed process, which are children of its child."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        complaints: IO[bytes] | None,
+        on_loss: Callable[[], object],
+    ) -> None:
         self._process = process
+        self._complaints = complaints
+        self._on_loss = on_loss
+        self._data = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def has_ended(self, seconds: float) -> bool:
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._data = self._process.stdout.read()
+        if not self._data:
+            self._on_loss()
+
+    def has_ended(self, seconds: float | None) -> bool:
         """Waits for this long; returns True once its ranks have ended."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+        self._reader.join(seconds)
+        return not self._reader.is_alive()
 
-    def returned(self) -> list[Returned]:
-        """Waits until the part has ended; returns what its ranks returned."""
-        assert self._process.stdout is not None
-        data = self._process.stdout.read()
+    def returned(self, seconds: float | None = None) -> list[Returned]:
+        """Waits until the part has ended; returns what its ranks returned.
+
+        A part that does not end within `seconds` is killed, and has returned
+        nothing. None: there is no limit.
+        """
+        if not self.has_ended(seconds):
+            self._process.kill()
+        data = self._data
         self.stop()
         return pickle.loads(data) if data else []
 
@@ -155,6 +178,14 @@ class Part:
             self._process.kill()
             self._process.wait()
 
+    def complaint(self) -> str:
+        """Returns the last line that the way to another machine has printed."""
+        if self._complaints is None:
+            return ""
+        self._complaints.seek(0)
+        said = self._complaints.read().decode(errors="replace").strip()
+        return said.rpartition("\n")[2].strip().rstrip(".")
+
 
 def start_part(
     ticket: Ticket,
@@ -163,8 +194,11 @@ def start_part(
     *,
     slots: int = 1,
     environment: Mapping[str, str] | None = None,
+    host: Host | None = None,
+    order: int = 0,
+    on_loss: Callable[[], object] = lambda: None,
 ) -> Part:
-    """Starts this process's part of the job, in a child process.
+    """Starts a part of the job, in a child process.
 
     Args:
         ticket: The rendezvous' ticket.
@@ -173,6 +207,9 @@ def start_part(
         slots: How many ranks it has.
         environment: More environment variables for the ranks. The folders of
             its PYTHONPATH come before those of this process.
+        host: The machine of the part, if it is another one.
+        order: Parts with a smaller number have smaller ranks.
+        on_loss: Called, in a thread, if the part ends without a result.
     """
     variables = dict(environment or {})
     search = search_path(variables)
@@ -180,28 +217,34 @@ def start_part(
     if search:
         own = children["PYTHONPATH"]
         variables["PYTHONPATH"] = os.pathsep.join([*search, own])
-    order = {
+    configured = {
         **configuration(ticket, place),
         "slots": slots,
+        "order": order,
         "environment": variables,
         # A rank finds the same modules as this process.
         "path": [*search, *(entry or str(Path.cwd()) for entry in sys.path)],
         "call_bytes": len(call),
     }
+    host = host or Host("localhost", slots)
+    complaints = None
+    if not host.is_local():
+        complaints = tempfile.TemporaryFile()  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "tfring.launcher.placed_part"],
+        host.command("tfring.launcher.placed_part", children["PYTHONPATH"]),
         env=children,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=complaints,
         # An interrupt reaches the ranks through the launcher alone.
         start_new_session=True,
     )
     assert process.stdin is not None
     # If the part has ended already, the launcher misses its ranks.
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(order).encode() + b"\n" + call)
+        process.stdin.write(json.dumps(configured).encode() + b"\n" + call)
         process.stdin.flush()
-    return Part(process)
+    return Part(process, complaints, on_loss)
 
 
 def search_path(environment: Mapping[str, str]) -> list[str]:
@@ -211,12 +254,14 @@ def search_path(environment: Mapping[str, str]) -> list[str]:
 
 
 def configuration(ticket: Ticket, place: str) -> dict[str, Any]:
-    """Returns what the supervisor of a place is told; see `Supervisor`."""
+    """Returns what the supervisor of a place is told; see `Supervisor`.
+
+    The node is missing, which the place itself must add.
+    """
     return {
         "token": ticket.token,
         "address": ticket.address,
         "host": place,
-        "node": node(),
         "slots": 1,
         "directory": str(Path.cwd()),
         "silence_seconds": elastic_job.silence_seconds(),

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from tfring.launcher.placed import Ticket, configuration, search_path
+from tfring.launcher.placed import Ticket, configuration, node, search_path
 from tfring.rendezvous import wire
 
 _CONNECT_SECONDS = 30.0
@@ -43,7 +43,7 @@ class Joined:
         Raises:
             OSError: The launcher cannot be reached, or has ended the job.
         """
-        order = configuration(ticket, place)
+        order = {**configuration(ticket, place), "node": node()}
         hello = {key: order[key] for key in ("host", "node", "slots")} | {
             "role": "supervisor"
         }

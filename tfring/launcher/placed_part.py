@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tfring.launcher import prepare, private_files
+from tfring.launcher import placed, prepare, private_files
 from tfring.launcher.elastic import supervisor
 from tfring.launcher.launcher_process import read_order
 
@@ -32,6 +32,7 @@ def main() -> int:
             *(sys.executable, "-m", "tfring.launcher.function_rank"),
             str(folder),
         ]
+        order["node"] = placed.node()
         order["environment"] = prepare.make_environment(
             (), order["environment"]
         )

@@ -38,7 +38,6 @@ def prepare(
     view: View,
     exports: Sequence[tuple[str, str | None]] = (),
     settings: Mapping[str, str] | None = None,
-    lifeline: int | None = None,
 ) -> RunningJob:
     """Returns a job that is ready to run.
 
@@ -51,7 +50,6 @@ def prepare(
         exports: Names of environment variables that every rank shall have, each
             with its value, or None for the one here.
         settings: More environment variables for the ranks.
-        lifeline: A descriptor at whose end of file the job ends.
 
     Raises:
         LauncherNotFoundError: No MPI launcher fits.
@@ -84,7 +82,6 @@ def prepare(
         grace_seconds=command_line.grace_seconds(environment),
         # Removal takes time: it reads the memory maps of all processes.
         meanwhile=leftovers.remove if is_open_mpi else None,
-        lifeline=lifeline,
     )
 
 

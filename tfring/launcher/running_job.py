@@ -38,24 +38,19 @@ class RunningJob:
         carriers: Mapping[int, int],
         grace_seconds: float,
         meanwhile: Callable[[], object] | None = None,
-        lifeline: int | None = None,
     ) -> None:
         """Prepares the run.
 
         `command` and `environment` are the MPI launcher's, and `marks` says how
         it marks the ranks' output. `carriers` has, for each signal to the
         ranks, the signal to send to the launcher. `meanwhile` is called while
-        the launcher starts the ranks. The job ends at the end of file of the
-        descriptor `lifeline`.
+        the launcher starts the ranks.
         """
         self._command = command
         self._environment = environment
         self._marks = marks
         self._carriers = carriers
         self._meanwhile = meanwhile
-        self._lifeline = lifeline
-        self.orphaned = False
-        self.ranks = ranks
         self._states = wrapper.RankStates()
         self._ending = ending.Ending(self._states, ranks, grace_seconds)
         # Signals to this process that `_act` has yet to handle.
@@ -123,8 +118,6 @@ class RunningJob:
                 stream, self._marks, self._screen, self._take_report
             )
             selector.register(pipe, selectors.EVENT_READ, stream)
-        if self._lifeline is not None:
-            selector.register(self._lifeline, selectors.EVENT_READ, 0)
         selector.register(self._wake, selectors.EVENT_READ, 0)
         ended_at: float | None = None
         watched = selector.get_map().values()
@@ -137,9 +130,6 @@ class RunningJob:
                     self._readers[key.data].feed(data)
                 elif not data:
                     selector.unregister(key.fileobj)
-                    if not key.data:
-                        self.orphaned = True
-                        self._signals.append(signal.SIGTERM)
             now = time.monotonic()
             self._act(now)
             for notice in self._notices:
@@ -184,11 +174,6 @@ class RunningJob:
             self._process.send_signal(signal.SIGTERM)
         if self._ending.is_kill_due(now):
             processes.kill_descendants(grace_seconds=0.0)
-
-    @property
-    def failed_rank(self) -> int | None:
-        """The rank that failed first."""
-        return self._screen.failed
 
     def failure(self) -> str:
         """Returns why the job has failed, in a line; "" if it has not."""

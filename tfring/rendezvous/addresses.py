@@ -98,6 +98,20 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
                 raise
 
 
+def towards(host: str) -> str:
+    """Returns the address of this machine from which it reaches a host.
+
+    Raises:
+        OSError: The host's name is unknown, or no route leads to it.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, 9, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # Nothing is sent.
+        return str(probe.getsockname()[0])
+
+
 def seconds_left(deadline: float) -> float:
     """Returns the seconds until a deadline.
 

@@ -6,18 +6,14 @@ import contextlib
 import json
 import os
 import queue
-import shlex
 import socket
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from tfring.launcher.elastic.child import Child, Program
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
-from tfring.rendezvous import wire
+from tfring.rendezvous import addresses, wire
 
 # How long a supervisor may take to connect to the launcher.
 CONNECT_SECONDS = 60.0
@@ -26,28 +22,6 @@ CONNECT_SECONDS = 60.0
 _LAST_WORDS_BYTES = 1 << 14
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# Variables of MPI launchers that name a program to use in place of ssh. Elastic
-# jobs read them, too.
-_AGENTS = (
-    "PRTE_MCA_plm_ssh_agent",
-    "OMPI_MCA_plm_rsh_agent",
-    "HYDRA_LAUNCHER_EXEC",
-)
-_SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10 --"
-
-
-def _command(host: str) -> list[str]:
-    program = [sys.executable, "-m", _MODULE]
-    if Host(host, 1).is_local():
-        return program
-    agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
-    words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
-    directory = shlex.quote(str(Path.cwd()))
-    return [
-        *shlex.split(agent),
-        host,
-        f"cd {directory} && {shlex.join([*words, *program])}",
-    ]
 
 
 def _address_for(host: str, job: ElasticJob) -> str:
@@ -57,28 +31,18 @@ def _address_for(host: str, job: ElasticJob) -> str:
         OSError: The host's name is unknown, or no route leads to it.
     """
     if job.interface:
-        return str(_lookup(job.interface)[-1][0])
+        found = socket.getaddrinfo(job.interface, 9, type=socket.SOCK_DGRAM)
+        return str(found[0][-1][0])
     if not Host(host, 1).is_local():
-        return _address_towards(host)
+        return addresses.towards(host)
     others = [each.name for each in job.hosts if not each.is_local()]
     if not others and not job.script:
         return "127.0.0.1"
     for other in others:
         # Try the next machine if the name of this one is unknown.
         with contextlib.suppress(OSError):
-            return _address_towards(other)
-    return _address_towards(socket.gethostname())
-
-
-def _lookup(name: str) -> tuple[Any, ...]:
-    return socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-
-
-def _address_towards(host: str) -> str:
-    family, kind, _, _, address = _lookup(host)
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # Nothing is sent.
-        return str(probe.getsockname()[0])
+            return addresses.towards(other)
+    return addresses.towards(socket.gethostname())
 
 
 class Agent:
@@ -166,4 +130,7 @@ class Agent:
                 name: self._job.environment[name] for name in self._job.exported
             }
         line = json.dumps(configuration).encode() + b"\n"
-        return Program(_command(self._host), line, reads="stderr")
+        command = Host(self._host, 1).command(
+            _MODULE, os.environ.get("PYTHONPATH", "")
+        )
+        return Program(command, line, reads="stderr")

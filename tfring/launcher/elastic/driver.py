@@ -243,8 +243,12 @@ class Driver:
             self._lose_host(host, f"host {host} was lost")
         elif message["kind"] == "hello":
             if "slots" in message and host not in self._hosts:
-                slots = int(message["slots"])
-                self._hosts.add(host, slots, message.get("node"))
+                self._hosts.add(
+                    host,
+                    int(message["slots"]),
+                    message.get("node"),
+                    int(message.get("order", 0)),
+                )
                 if self._job.limits.replaces:
                     self._screen.say(f"host {host} has come.")
             self._hosts.came_up(host)
@@ -334,7 +338,7 @@ class Driver:
                 self._screen.say(line)
         self._screen.close(explained=True)
         self._screen.end(
-            self.failure() if self._job.shows_failure else "",
+            self.failure() if self._job.shows_end else "",
             lambda: self._stop_signal is not None,
         )
 
@@ -342,7 +346,11 @@ class Driver:
         assert self._stop_signal is not None
         is_interrupt = self._stop_signal == signal.SIGINT
         self._signal_workers(signal.SIGINT if is_interrupt else signal.SIGTERM)
-        if self._grace_seconds > 0 and self._stop_signal != signal.SIGPIPE:
+        if (
+            self._job.shows_end
+            and self._grace_seconds > 0
+            and self._stop_signal != signal.SIGPIPE
+        ):
             self._screen.say(
                 ending.announce(self._stop_signal, self._grace_seconds)
             )

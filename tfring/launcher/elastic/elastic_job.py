@@ -31,8 +31,9 @@ class ElasticJob:
     # The address of this machine to listen at; "" to choose one that the hosts
     # reach.
     interface: str
-    # Print why the job has failed. False for callers that report it themselves.
-    shows_failure: bool = True
+    # Print why and how the job ends. False for callers that report it
+    # themselves.
+    shows_end: bool = True
 
     def configuration(
         self, host: str, token: str, address: wire.Address
@@ -185,7 +186,7 @@ def placed(
         exported=(),
         silence_seconds=silence_seconds(),
         interface=interface,
-        shows_failure=False,
+        shows_end=False,
     )
 
 

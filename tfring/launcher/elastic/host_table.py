@@ -25,6 +25,7 @@ class _Host:
     slots: int
     # The machine: workers of hosts with the same node share memory.
     node: str
+    order: int = 0
     # Such a host is forgotten when it is lost, and is new when it joins again.
     has_come_by_itself: bool = False
     up: bool = False  # its supervisor is connected
@@ -61,13 +62,18 @@ class HostTable:
             self._hosts.setdefault(name, _Host(count, name)).slots = count
         return before != dict(slots)
 
-    def add(self, name: str, slots: int, node: str | None = None) -> None:
+    def add(
+        self, name: str, slots: int, node: str | None = None, order: int = 0
+    ) -> None:
         """Takes a host that has joined by itself.
 
         `node` is the machine that the host is a part of; None if the host is a
-        whole machine.
+        whole machine. Hosts with a smaller `order` come first in
+        `slots_by_node`.
         """
-        self._hosts[name] = _Host(slots, node or name, has_come_by_itself=True)
+        self._hosts[name] = _Host(
+            slots, node or name, order, has_come_by_itself=True
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self._hosts
@@ -83,7 +89,8 @@ class HostTable:
     def slots_by_node(self) -> list[str]:
         """Returns the host of each slot that can be used now, node by node."""
         nodes: dict[str, list[str]] = {}
-        for name, host in self._hosts.items():
+        hosts = sorted(self._hosts.items(), key=lambda each: each[1].order)
+        for name, host in hosts:
             if host.up and not host.leaving:
                 nodes.setdefault(host.node, []).extend([name] * host.slots)
         return [name for of_node in nodes.values() for name in of_node]

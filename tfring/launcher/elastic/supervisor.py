@@ -56,8 +56,9 @@ class Supervisor:
                 process reaches the rendezvous from, and `has_lifeline`, if the
                 end of its standard input ends it. For a host that the launcher
                 does not know, `slots`, and for how long to try to reach it,
-                `patience_seconds`; `node`, if there may be other supervisors on
-                its machine, is the same for those whose workers share memory.
+                `patience_seconds`, and `order`, which sorts such hosts; `node`,
+                if there may be other supervisors on its machine, is the same
+                for those whose workers share memory.
 
         Raises:
             OSError: The rendezvous cannot be reached.
@@ -70,6 +71,7 @@ class Supervisor:
         if "slots" in configuration:
             hello["slots"] = configuration["slots"]
             hello["node"] = configuration.get("node")
+            hello["order"] = configuration.get("order", 0)
         patience_seconds = configuration.get("patience_seconds", 0.0)
         control = reach(address, token, hello, patience_seconds)
         interface = configuration["interface"] or control.getsockname()[0]
