@@ -7,6 +7,10 @@ TensorFlow side by side. These and the jobs of each kind and version take turns,
 because another minute has another load. Of the versions that have it, the table
 of `--verbose` is summed up, too.
 
+The kinds spark and ray take an environment with these (`make engines` makes
+one). They start a session or a cluster of this machine first, and sum up how
+long that takes, and then the job.
+
 Let Python keep its compiled modules (PYTHONDONTWRITEBYTECODE unset): compiling
 tfring takes a rank longer than all else that it does here.
 """
@@ -31,16 +35,53 @@ def work():
     tfring.init()
     tfring.allreduce(tf.ones([4]))
 """
-_PROGRAM = """
-import tfring
+_WORK = """
+import sys, time
 
 def work():
     import tensorflow as tf
+    import tfring
     tfring.init()
     tfring.allreduce(tf.ones([4]))
 
-tfring.run(work, np={ranks}{verbose})
+began = time.monotonic()
+
+def reach(stage):
+    global began
+    now = time.monotonic()
+    print(f"tfring: {now - began:.2f} s until {stage}", file=sys.stderr)
+    began = now
 """
+_PROGRAMS = {
+    "run": """
+import tfring
+
+tfring.run(work, np=RANKS, verbose=HAS_STAGES)
+""",
+    "spark": """
+from pyspark.sql import SparkSession
+import tfring.spark
+
+conf = {"spark.ui.enabled": "false"}
+master = "local-cluster[RANKS,1,1024]"
+SparkSession.builder.config(map=conf).master(master).getOrCreate()
+reach("the session ran")
+tfring.spark.run(work, num_proc=RANKS)
+reach("the job had ended")
+""",
+    "ray": """
+import ray
+import tfring.ray
+
+ray.init(num_cpus=RANKS, include_dashboard=False)
+reach("the cluster ran")
+executor = tfring.ray.RayExecutor(RANKS)
+executor.start()
+executor.run(work)
+executor.shutdown()
+reach("the job had ended")
+""",
+}
 _STAGE = re.compile(r"^tfring\S*: +(\d+\.\d+) s until (.*)$", re.MULTILINE)
 
 
@@ -52,10 +93,9 @@ def job(kind: str, ranks: int, tree: Path, folder: Path) -> list[str]:
     """Returns the command of a job of the version in `tree`."""
     has_stages = (tree / "tfring/launcher/stages.py").exists()
     script = folder / f"{kind}.py"
-    if kind == "run":
-        verbose = ", verbose=True" * has_stages
-        text = _PROGRAM.format(ranks=ranks, verbose=verbose)
-        script.write_text(text)
+    if kind in _PROGRAMS:
+        text = _WORK + _PROGRAMS[kind].replace("RANKS", str(ranks))
+        script.write_text(text.replace("HAS_STAGES", str(has_stages)))
         return [sys.executable, str(script)]
     script.write_text(_RANK + "\nwork()\n")
     return [
@@ -69,7 +109,10 @@ def job(kind: str, ranks: int, tree: Path, folder: Path) -> list[str]:
 def timed(commands: list[list[str]], tree: Path) -> tuple[float, str]:
     """Runs commands side by side; returns the seconds, and what they said."""
     paths = [str(tree), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}
+    environment = os.environ | {
+        "PYTHONPATH": ":".join(filter(None, paths)),
+        "PYSPARK_PYTHON": sys.executable,
+    }
     began_at = time.monotonic()
     running = [
         subprocess.Popen(
@@ -102,7 +145,10 @@ def main() -> None:
         help="source trees of the versions",
     )
     parser.add_argument(
-        "--kinds", type=program.words, default="mpi,elastic,run", help="of jobs"
+        "--kinds",
+        type=program.words,
+        default="mpi,elastic,run",
+        help="of jobs; also spark and ray",
     )
     options = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {}

@@ -55,6 +55,16 @@ def _leave_number(folder, rank):
     unfinished.rename(Path(folder) / f"rank{rank}")
 
 
+def reduce(folder):
+    """As `sleep`, in collectives."""
+    import tfring
+
+    tfring.init()
+    _leave_number(folder, tfring.rank())
+    while True:
+        tfring.allreduce(1.0)
+
+
 def sleep(folder):
     """Leaves its process's number, and waits for its end."""
     _leave_number(folder, int(os.environ["TFRING_ELASTIC_WORKER"][1:]) - 1)
@@ -63,7 +73,10 @@ def sleep(folder):
 
 
 def train_elastically(folder, steps):
-    """Counts steps by collectives; returns them, and the sizes on the way."""
+    """Counts steps by collectives; returns them, and the sizes on the way.
+
+    It goes on until there were three ranks, fewer, and three again.
+    """
     import time
 
     import tensorflow as tf
@@ -76,8 +89,7 @@ def train_elastically(folder, steps):
 
     @tfring.elastic.run
     def loop(state):
-        # It goes on until the lost rank is back.
-        while state.step < steps or len(state.sizes) < 3:
+        while state.step < steps or state.sizes.count(3) < 2:
             total.assign_add(tfring.allreduce(1.0))
             state.step += 1
             if state.sizes[-1:] != [tfring.size()]:

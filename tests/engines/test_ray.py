@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import functions
 import numpy as np
@@ -81,15 +84,42 @@ def test_a_rank_that_raises(start):
         executor.run(functions.raise_on, [1])
 
 
-def test_an_actor_that_is_killed(start, tmp_path, pids):
+@pytest.mark.parametrize("function", [functions.sleep, functions.reduce])
+def test_an_actor_that_is_killed(start, tmp_path, pids, function):
     executor = start(2)
     thread = threading.Thread(
         target=lambda: os.kill(pids(2)[1], signal.SIGKILL)
     )
     thread.start()
     with pytest.raises(RuntimeError, match=r"tfring\.ray: rank 1 \(host "):
-        executor.run(functions.sleep, [str(tmp_path)])
+        executor.run(function, [str(tmp_path)])
     thread.join()
+
+
+def test_an_interrupt(cluster, tmp_path, pids):
+    script = """
+import sys, functions, ray, tfring.ray
+ray.init(address=sys.argv[2], logging_level="ERROR")
+executor = tfring.ray.RayExecutor(2)
+executor.start()
+try:
+    executor.run(functions.reduce, [sys.argv[1]])
+except KeyboardInterrupt:
+    executor.shutdown()
+    executor.start()
+    print("interrupted; then", executor.run(lambda: 5))
+    executor.shutdown()
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path, cluster.address],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    ranks = pids(2)
+    program.send_signal(signal.SIGINT)
+    output, _ = program.communicate(timeout=SECONDS)
+    assert "interrupted; then [5, 5]" in output
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
 
 
 def test_no_room(cluster):
@@ -111,3 +141,40 @@ def test_an_elastic_job_goes_on_without_an_actor(start, tmp_path, pids):
         assert total == steps >= 100
         assert (sizes[0], sizes[-1]) == (3, 3)
         assert 2 in sizes
+
+
+@pytest.fixture
+def only_two_places(cluster):
+    """Takes one of the cluster's three CPUs."""
+    import ray
+
+    class Blocker:
+        pass
+
+    blocker = ray.remote(Blocker).options(num_cpus=1).remote()
+    yield
+    ray.kill(blocker)
+
+
+def test_nodes_come_and_go(cluster, only_two_places, start, tmp_path, pids):
+    executor = start(2, min_workers=1, max_workers=3)
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.extend(
+            executor.run(functions.train_elastically, [str(tmp_path), 100])
+        )
+    )
+    thread.start()
+    pids(2)
+    # Nodes are added in the main thread alone.
+    node = cluster.add_node(num_cpus=1)
+    pids(3)
+    cluster.remove_node(node)
+    node = cluster.add_node(num_cpus=1)
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    cluster.remove_node(node)
+    assert len(found) == 3
+    for steps, total, sizes in found:
+        assert total == steps >= 100
+        assert (sizes[:2], sizes[-2:]) == ([2, 3], [2, 3])

@@ -3,12 +3,15 @@
 import os
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 
 import fake_ray
 import pytest
 
 import tfring.ray
+from tfring.launcher.launcher_process import Outcome
 
 
 @pytest.fixture
@@ -74,6 +77,39 @@ def test_a_killed_actor_is_named(executor):
         executor.run(work)
 
 
+def test_an_interrupt_ends_the_ranks(executor, tmp_path):
+    def work(path):
+        Path(path, worker()).touch()
+        signal.pause()
+
+    def interrupt():
+        while len([*tmp_path.iterdir()]) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(work, [str(tmp_path)])
+    with pytest.raises(RuntimeError, match="the job of these ranks has ended"):
+        executor.run(worker)
+
+
+def test_a_killed_rank_is_reported_and_not_who_missed_it(ray):
+    executor = tfring.ray.RayExecutor(2)
+    executor._follower = threading.Thread(target=int)
+    executor._follower.start()
+    executor._outcome = Outcome(
+        "tfring.ray", 1, {"w1": 1, "w2": 0}, "w1", "rank 1 failed first."
+    )
+    died, missed = fake_ray.Reference(), fake_ray.Reference()
+    died.error = fake_ray.RayActorError("The actor died.")
+    missed.error = fake_ray.RayTaskError(RuntimeError("rank 1 is lost"))
+    for reference in (died, missed):
+        reference.done.set()
+    with pytest.raises(RuntimeError, match=r"^tfring\.ray: rank 1 failed"):
+        executor._get([missed, died])
+
+
 class Counter:
     def __init__(self, start, step):
         self.count, self.step = start, step
@@ -118,6 +154,14 @@ def test_what_is_refused(ray, monkeypatch):
         (
             {"num_workers": 2, "min_workers": 3},
             "min_workers must be from 1 to num_workers=2, got 3",
+        ),
+        (
+            {"num_workers": 2, "min_workers": 1, "max_workers": 1},
+            "max_workers must be at least num_workers=2, got 1",
+        ),
+        (
+            {"num_workers": 2, "max_workers": 3},
+            "max_workers is for an elastic job. Pass min_workers",
         ),
     ):
         with pytest.raises(ValueError, match=words):

@@ -268,6 +268,7 @@ if [ $host = node3 ]; then
   echo "node3: Permission denied (publickey)." >&2
   exit 255
 fi
+echo "Warning: Permanently added $host." >&2
 exec env -i PATH="$PATH" TMPDIR="$TMPDIR" MACHINE=$host sh -c "$*"
 """
 

@@ -99,6 +99,8 @@ def test_what_is_refused(session, monkeypatch):
         tfring.spark.run(len, num_proc=3, start_timeout=0.0)
     with pytest.raises(ValueError, match="min_num_proc must be from 1 to"):
         tfring.spark.run(len, num_proc=2, min_num_proc=3)
+    with pytest.raises(ValueError, match=r"max_num_proc .* num_proc=2, got 1"):
+        tfring.spark.run(len, num_proc=2, min_num_proc=1, max_num_proc=1)
     with pytest.raises(ValueError, match="num_proc must be at least 1"):
         tfring.spark.run(len, num_proc=-1)
     with pytest.raises(TypeError, match="fn must be a function, got int"):

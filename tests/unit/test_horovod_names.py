@@ -220,7 +220,7 @@ def test_horovods_arguments_of_spark(monkeypatch, caplog):
     assert options == {"start_timeout": 30, "verbose": False}
     assert "ignores them: use_gloo." in caplog.text
     spark.run_elastic(len, num_proc=2, min_num_proc=1, max_num_proc=3)
-    assert (asked[1][0][3], asked[1][0][5]) == (3, 1)
+    assert (asked[1][0][3], *asked[1][0][5:]) == (2, 1, 3)
 
 
 def test_horovods_arguments_of_ray(monkeypatch):
@@ -237,6 +237,10 @@ def test_horovods_arguments_of_ray(monkeypatch):
     [(ranks, options)] = asked
     assert ranks == (2,)
     assert (options["gpus_per_worker"], options["start_timeout"]) == (1, 7)
+    ray.RayExecutor(min_workers=1, max_workers=3)
+    (ranks, options) = asked[1]
+    assert ranks == (1,)
+    assert (options["min_workers"], options["max_workers"]) == (1, 3)
     with pytest.raises(ValueError, match="has no num_hosts"):
         ray.RayExecutor(settings, num_hosts=2)
     with pytest.raises(ValueError, match="how many workers"):

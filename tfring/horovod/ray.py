@@ -39,7 +39,7 @@ class RayExecutor(tfring.ray.RayExecutor):
                 "num_workers_per_host. Pass num_workers; to spread the workers "
                 "over hosts, run the program in a placement group."
             )
-        workers = max_workers or num_workers or min_workers
+        workers = num_workers or min_workers
         if workers is None:
             raise ValueError(
                 "horovod.ray.RayExecutor: how many workers? Pass num_workers."
@@ -50,6 +50,7 @@ class RayExecutor(tfring.ray.RayExecutor):
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=(gpus_per_worker or 1) if use_gpu else 0,
             min_workers=min_workers,
+            max_workers=max_workers,
             use_current_placement_group=use_current_placement_group,
             start_timeout=found.placement_group_timeout_s,
         )

@@ -71,11 +71,7 @@ def run_elastic(
     nics: Any = None,
     prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
-    """As `tfring.spark.run` with `min_num_proc`.
-
-    It asks Spark for `max_num_proc` ranks from the start, and for `num_proc`
-    where that is not given.
-    """
+    """As `tfring.spark.run` with `min_num_proc`."""
     _say_unused(
         reset_limit=reset_limit,
         nics=nics,
@@ -86,9 +82,10 @@ def run_elastic(
             fn,
             args,
             kwargs,
-            max_num_proc or num_proc,
+            num_proc or min_num_proc,
             environment(env),
             min_num_proc or num_proc or 1,
+            max_num_proc,
             start_timeout=elastic_timeout or start_timeout or _START_SECONDS,
             verbose=verbose > 1,
         )

@@ -149,6 +149,8 @@ def allotted(environment: Mapping[str, str]) -> list[Host]:
 
     Raises:
         OSError: The system's list cannot be read.
+        subprocess.CalledProcessError: Slurm does not give its list.
+        ValueError: The list cannot be understood.
     """
     get = environment.get
     if get("SLURM_JOB_NODELIST"):

@@ -82,6 +82,7 @@ class Rendezvous(LauncherProcess):
         self,
         ranks: int,
         minimum: int | None = None,
+        maximum: int | None = None,
         *,
         caller: str,
         interface: str = "127.0.0.1",
@@ -93,9 +94,11 @@ class Rendezvous(LauncherProcess):
         """Starts the launcher.
 
         Args:
-            ranks: How many ranks the job has.
+            ranks: How many ranks the job has; with how many an elastic job
+                begins.
             minimum: The fewest ranks with which an elastic job goes on. None:
                 the job ends at the first loss.
+            maximum: The most ranks of an elastic job. None: `ranks`.
             caller: The name that precedes the launcher's lines.
             interface: The address of this machine at which the launcher
                 listens.
@@ -114,6 +117,7 @@ class Rendezvous(LauncherProcess):
                 {
                     "ranks": ranks,
                     "minimum": minimum,
+                    "maximum": maximum,
                     "listener": listener.fileno(),
                     "token": token,
                     "timeout_seconds": timeout_seconds,
@@ -179,12 +183,13 @@ class Part:
             self._process.wait()
 
     def complaint(self) -> str:
-        """Returns the last line that the way to another machine has printed."""
-        if self._complaints is None:
+        """Returns why another machine was not reached; "" if it was."""
+        if self._complaints is None or self._data:
             return ""
         self._complaints.seek(0)
         said = self._complaints.read().decode(errors="replace").strip()
-        return said.rpartition("\n")[2].strip().rstrip(".")
+        line = said.rpartition("\n")[2].strip().rstrip(".")
+        return line or f"exit status {self._process.returncode}"
 
 
 def start_part(
@@ -256,7 +261,7 @@ def search_path(environment: Mapping[str, str]) -> list[str]:
 def configuration(ticket: Ticket, place: str) -> dict[str, Any]:
     """Returns what the supervisor of a place is told; see `Supervisor`.
 
-    The node is missing, which the place itself must add.
+    The supervisor's machine has to add the `node`.
     """
     return {
         "token": ticket.token,
@@ -287,22 +292,32 @@ def node() -> str:
 
 def check_counts(
     caller: str,
-    name: str,
-    ranks: Any,
-    minimum_name: str,
-    minimum: int | None,
+    ranks: tuple[str, Any],
+    minimum: tuple[str, int | None],
+    maximum: tuple[str, int | None],
 ) -> None:
-    """Checks the number of ranks and the minimum, which have these names.
+    """Checks the numbers of ranks, each of which has the caller's name for it.
 
     Raises:
         ValueError: A number is not valid.
     """
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"{caller}: {name} must be at least 1, got {ranks!r}.")
-    if minimum is not None and not 1 <= minimum <= ranks:
+    name, count = ranks
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{caller}: {name} must be at least 1, got {count!r}.")
+    if minimum[1] is not None and not 1 <= minimum[1] <= count:
         raise ValueError(
-            f"{caller}: {minimum_name} must be from 1 to {name}={ranks}, got "
-            f"{minimum!r}."
+            f"{caller}: {minimum[0]} must be from 1 to {name}={count}, got "
+            f"{minimum[1]!r}."
+        )
+    if maximum[1] is not None and minimum[1] is None:
+        raise ValueError(
+            f"{caller}: {maximum[0]} is for an elastic job. Pass {minimum[0]}, "
+            "too."
+        )
+    if maximum[1] is not None and maximum[1] < count:
+        raise ValueError(
+            f"{caller}: {maximum[0]} must be at least {name}={count}, got "
+            f"{maximum[1]!r}."
         )
 
 

@@ -42,6 +42,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     job = elastic_job.placed(
         order["ranks"],
         order["minimum"],
+        order["maximum"],
         order["timeout_seconds"],
         interface=listener.address[0],
     )

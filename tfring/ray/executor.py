@@ -30,19 +30,21 @@ class RayExecutor:
     which does nothing after the first time. All ranks take part in a
     collective, so call functions with collectives by `run`.
 
-    A function that raises, or an actor that is lost, ends all ranks; then call
-    `shutdown`, and `start` for new ones.
+    A function that raises, an actor that is lost, or an interrupt such as
+    Ctrl-C ends all ranks; then call `shutdown`, and `start` for new ones.
 
     With `min_workers` the job is elastic, and goes on with the actors that are
-    left. Ray starts lost actors again, which join as new ranks. Such an
-    executor runs one function after each `start`, by `run`.
+    left. Ray starts lost actors again, and further ones up to `max_workers`,
+    where it has room. They join as new ranks. Such an executor runs one
+    function after each `start`, by `run`.
 
     Args:
-        num_workers: The number of ranks; the most ranks of an elastic job.
+        num_workers: The number of ranks; with how many an elastic job begins.
         cpus_per_worker: The CPUs that Ray reserves for each rank.
         gpus_per_worker: The GPUs that Ray reserves for each rank. The rank sees
             no others.
         min_workers: The job is elastic, and goes on with this many ranks.
+        max_workers: The most ranks of an elastic job. None: `num_workers`.
         use_current_placement_group: Take the bundles of the placement group
             that this process is in, if it is in one. Otherwise the executor
             makes one, except for an elastic job, which takes what there is.
@@ -84,11 +86,15 @@ class RayExecutor:
         cpus_per_worker: float = 1,
         gpus_per_worker: float = 0,
         min_workers: int | None = None,
+        max_workers: int | None = None,
         use_current_placement_group: bool = True,
         start_timeout: float = 100.0,
     ) -> None:
         check_counts(
-            _CALLER, "num_workers", num_workers, "min_workers", min_workers
+            _CALLER,
+            ("num_workers", num_workers),
+            ("min_workers", min_workers),
+            ("max_workers", max_workers),
         )
         try:
             import ray  # noqa: F401
@@ -98,6 +104,7 @@ class RayExecutor:
             ) from error
         self._size = num_workers
         self._minimum = min_workers
+        self._maximum = max_workers or num_workers
         self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
         self._use_current_group = use_current_placement_group
         self._start_timeout = start_timeout
@@ -158,6 +165,7 @@ class RayExecutor:
         rendezvous = Rendezvous(
             self._size,
             self._minimum,
+            self._maximum,
             caller=_CALLER,
             interface=ray.util.get_node_ip_address(),
             timeout_seconds=_ELASTIC_SECONDS
@@ -174,7 +182,7 @@ class RayExecutor:
         self._follower.start()
         self._workers = [
             self._place(rendezvous.ticket, index, environment)
-            for index in range(self._size)
+            for index in range(self._maximum)
         ]
         if not is_elastic:
             names = self._get([w.name.remote() for w in self._workers])
@@ -325,6 +333,15 @@ class RayExecutor:
             return found
         except ray.exceptions.RayError as error:
             raise self._first_failure(references, error) from None
+        except KeyboardInterrupt:
+            self._end()
+            raise
+
+    def _end(self, patience_seconds: float = 0.0) -> None:
+        """Ends the job, and waits for its outcome; see `Rendezvous.end`."""
+        assert self._rendezvous is not None
+        self._rendezvous.end(patience_seconds)
+        self._follower.join()
 
     def _first_failure(
         self, references: list[Any], found: Exception
@@ -349,12 +366,16 @@ class RayExecutor:
                 errors[rank] = error
             except ray.exceptions.RayError:
                 pass  # the actor has died, or still runs
-        if errors and outcome is not None:
-            first = outcome.ranks.get(outcome.failed_worker or "", -1)
-            return errors.get(first, errors[min(errors)])
-        if errors:
+        said = ""
+        if outcome is not None:
+            first = outcome.ranks.get(outcome.failed_worker or "")
+            if first in errors:
+                return errors[first]
+            # A rank that was killed has no exception; others fail for lack of
+            # it.
+            said = outcome.said
+        if errors and not said:
             return errors[min(errors)]
-        said = outcome.said if outcome is not None else ""
         return RuntimeError(f"{_CALLER}: {said or found}")
 
     def _run_elastic(
@@ -370,7 +391,29 @@ class RayExecutor:
             worker.run_to_end.remote(fn, args, kwargs)
             for worker in self._started()
         ]
-        assert self._rendezvous is not None
+        try:
+            results = self._results_of_workers(pending)
+        except BaseException:  # an interrupt, too
+            assert self._rendezvous is not None
+            self._rendezvous.end()
+            # Ray would start them again, in a job that has ended.
+            for worker in self._workers:
+                ray.kill(worker)
+            self._follower.join()
+            raise
+        self._end(_OUTCOME_SECONDS)
+        outcome = self._outcome
+        assert outcome is not None
+        if outcome.status != 0:
+            said = outcome.said or "the ranks are lost."
+            raise RuntimeError(f"{_CALLER}: {said}")
+        ranks = sorted(outcome.ranks.items(), key=lambda each: each[1])
+        return [results[worker] for worker, _ in ranks if worker in results]
+
+    def _results_of_workers(self, pending: list[Any]) -> dict[str, Any]:
+        """Waits for results until the end of the job."""
+        import ray
+
         results: dict[str, Any] = {}
         while pending:
             is_over = self._outcome is not None
@@ -382,16 +425,7 @@ class RayExecutor:
                     worker, result = ray.get(reference)
                     results[worker] = result
                 except ray.exceptions.RayTaskError:
-                    self._rendezvous.end()
                     raise
                 except ray.exceptions.RayError:
                     pass  # the launcher reports losses
-        self._rendezvous.end(_OUTCOME_SECONDS)
-        self._follower.join()
-        outcome = self._outcome
-        assert outcome is not None
-        if outcome.status != 0:
-            said = outcome.said or "the ranks are lost."
-            raise RuntimeError(f"{_CALLER}: {said}")
-        ranks = sorted(outcome.ranks.items(), key=lambda each: each[1])
-        return [results[worker] for worker, _ in ranks if worker in results]
+        return results

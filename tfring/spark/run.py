@@ -41,6 +41,7 @@ def run(
     num_proc: int | None = None,
     env: Mapping[str, str] | None = None,
     min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
     *,
     start_timeout: float = 600.0,
     verbose: bool = False,
@@ -56,8 +57,9 @@ def run(
     The stage is a barrier stage: all ranks start together, and if one is lost,
     all end and Spark does not try again. With `min_num_proc` the job is
     elastic: its tasks are plain ones, and `fn` goes on with the ranks that are
-    left, as in `tfringrun --elastic`; Spark starts a lost task again, which
-    joins as a new rank.
+    left, as in `tfringrun --elastic`. Spark starts a lost task again, and
+    further ones up to `max_num_proc`, where it has a slot. They join as new
+    ranks.
 
     An interrupt, or a cancelled Spark job, ends the ranks.
 
@@ -67,11 +69,13 @@ def run(
         args: Its positional arguments, the same on every rank.
         kwargs: Its keyword arguments, the same on every rank.
         num_proc: The number of ranks; None: `spark.default.parallelism`. Each
-            rank needs a slot of `spark.task.cpus` cores, at the same time.
+            rank needs a slot of `spark.task.cpus` cores, at the same time. An
+            elastic job begins with this many.
         env: Environment variables of the ranks. By default
             `TF_NUM_INTRAOP_THREADS` is `spark.task.cpus`. A rank sees the GPUs
             that Spark has given to its task.
         min_num_proc: The job is elastic, and goes on with this many ranks.
+        max_num_proc: The most ranks of an elastic job. None: `num_proc`.
         start_timeout: Seconds until all ranks must have a slot; in an elastic
             job, for how long it may have too few ranks.
         verbose: Show where the seconds of the job's start and end went.
@@ -109,7 +113,12 @@ def run(
     call = pickled_call(_CALLER, fn, args, kwargs)
     context = cluster.active_context(_CALLER)
     ranks = num_proc or context.defaultParallelism
-    check_counts(_CALLER, "num_proc", ranks, "min_num_proc", min_num_proc)
+    check_counts(
+        _CALLER,
+        ("num_proc", ranks),
+        ("min_num_proc", min_num_proc),
+        ("max_num_proc", max_num_proc),
+    )
     is_elastic = min_num_proc is not None
     if not is_elastic:
         cluster.check_barrier(context, ranks, start_timeout, _CALLER)
@@ -117,6 +126,7 @@ def run(
     rendezvous = Rendezvous(
         ranks,
         min_num_proc,
+        max_num_proc,
         caller=_CALLER,
         interface=context.getConf().get("spark.driver.host"),
         timeout_seconds=start_timeout,
@@ -125,7 +135,7 @@ def run(
     )
     stage = _Stage(
         context,
-        ranks,
+        max_num_proc or ranks,
         _task(rendezvous.ticket, call, dict(env or {}), is_elastic=is_elastic),
         is_barrier=not is_elastic,
         on_error=lambda: rendezvous.end(_LAUNCHER_SECONDS),
@@ -191,7 +201,7 @@ class _Stage:
     def __init__(
         self,
         context: Any,
-        ranks: int,
+        tasks: int,
         task: Callable[[int, Any], Iterator[Returned]],
         *,
         is_barrier: bool,
@@ -206,7 +216,7 @@ class _Stage:
         self._cancels = False
         self._tag = f"tfring-{uuid.uuid4().hex}"
         self._on_error = on_error
-        rows = context.parallelize(range(ranks), ranks)
+        rows = context.parallelize(range(tasks), tasks)
         rows = rows.barrier() if is_barrier else rows
         self._rows = rows.mapPartitionsWithIndex(task)
         self._thread: threading.Thread = InheritableThread(

@@ -157,7 +157,12 @@ def _check_slots(
 
 
 def placed(
-    ranks: int, minimum: int | None, timeout_seconds: float, *, interface: str
+    ranks: int,
+    minimum: int | None,
+    maximum: int | None,
+    timeout_seconds: float,
+    *,
+    interface: str,
 ) -> ElasticJob:
     """Returns a job whose workers are started where an engine has placed them.
 
@@ -171,7 +176,7 @@ def placed(
         hosts=(),
         limits=Limits(
             minimum=ranks if minimum is None else minimum,
-            maximum=ranks,
+            maximum=maximum or ranks,
             first=ranks,
             replacement_seconds=timeout_seconds,
             ready_seconds=_ready_seconds(),
