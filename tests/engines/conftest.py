@@ -36,7 +36,7 @@ def wait_for(condition, seconds=SECONDS):
 
 
 def processes_of_tfring():
-    """Returns the processes of the launcher, of parts, and of ranks."""
+    """Returns the processes of launchers, of parts, and of ranks."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -44,7 +44,11 @@ def processes_of_tfring():
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        is_ours = any(word.startswith(b"tfring.launcher.") for word in words)
+        # Ray names the process of an actor by its class.
+        is_ours = any(
+            word.startswith((b"tfring.launcher.", b"ray::Worker"))
+            for word in words
+        )
         if is_ours and MARKER.encode() in environment:
             found.append(int(folder.name))
     return found
