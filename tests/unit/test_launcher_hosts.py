@@ -84,7 +84,7 @@ class TestHosts:
             ("n2", 2),
             ("n3", 1),
         ]
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="3 machines, and slots for 2"):
             found(lines, **slurm, SLURM_TASKS_PER_NODE="2(x2)")
         two = [("n1", 2), ("n2", 1)]
         assert found("n1\nn2\nn1\n", PBS_NODEFILE=str(nodes)) == two

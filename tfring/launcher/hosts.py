@@ -175,6 +175,10 @@ def allotted(environment: Mapping[str, str]) -> list[Host]:
             lines = Path(path).read_text().splitlines()
             words = [word for line in lines for word in line.split()[:2]]
         names, slots = words[::2], words[1::2]
+    if len(names) != len(slots):
+        raise ValueError(
+            f"it has {len(names)} machines, and slots for {len(slots)}"
+        )
     return [Host(name, int(n)) for name, n in zip(names, slots, strict=True)]
 
 
