@@ -1,4 +1,4 @@
-"""What ranks on several hosts do, for test_hosts.py.
+"""What ranks on several hosts do, for test_hosts.py and test_run_hosts.py.
 
 host_program.py collectives|data_service|endless|sent_bytes
 """
