@@ -92,7 +92,7 @@ def side_by_side(ranks: int) -> list[list[str]]:
 def job(kind: str, ranks: int, tree: Path, folder: Path) -> list[str]:
     """Returns the command of a job of the version in `tree`."""
     has_stages = (tree / "tfring/launcher/stages.py").exists()
-    script = folder / f"{kind}.py"
+    script = folder / f"{kind}_job.py"
     if kind in _PROGRAMS:
         text = _WORK + _PROGRAMS[kind].replace("RANKS", str(ranks))
         script.write_text(text.replace("HAS_STAGES", str(has_stages)))
