@@ -31,7 +31,7 @@ class ElasticJob:
     # The address of this machine to listen at; "" to choose one that the hosts
     # reach.
     interface: str
-    # Print why and how the job ends. False for callers that report it
+    # Print how and why the job ends. False for callers that report this
     # themselves.
     shows_end: bool = True
 
