@@ -101,7 +101,6 @@ def test_parameters_need_shared_states():
         ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
         ({"groups": 2}, "groups"),
         ({"device_dense": "/cpu:0"}, "device_dense"),
-        ({"offload": tfring.Offload()}, "offload"),
     ],
 )
 def test_options_that_do_not_reach_parameters(options, text):

@@ -134,6 +134,27 @@ def test_the_optimizer_updates_shares(optimizer, distributed):
     compare(*pair, exact=False)
 
 
+def test_feature_maps_are_moved_and_parameters_are_not():
+    moved = []  # for each training
+
+    def distributed(optimizer, **how):
+        moved.append(set())
+
+        def chosen(feature_map):
+            moved[-1].add((feature_map.op_type, tuple(feature_map.shape)))
+            return True
+
+        offload = tfring.Offload(chosen, min_bytes=0)
+        return tfring.DistributedOptimizer(optimizer, offload=offload, **how)
+
+    compare(*trained_pair(all_kinds, sgd, distributed), exact=False)
+    of_sharded, of_whole = moved
+    # The transposed table is made again of a second gather.
+    assert ("Transpose", (WIDTH, WORDS)) in of_whole
+    assert ("Transpose", (WIDTH, WORDS)) not in of_sharded
+    assert "IdentityN" not in {kind for kind, _ in of_sharded}
+
+
 def test_mixed_precision_gathers_in_the_compute_dtype():
     def mixed():
         keras.config.set_dtype_policy("mixed_bfloat16")

@@ -7,7 +7,8 @@ the fetched tensor.
 
 Note [Constants]: values that depend on shapes alone, such as `tf.ones_like`,
 stay. TensorFlow optimizes a product with such a value away, which it could not
-do with a fetched value.
+do with a fetched value. What is computed of gathered parameters alone stays,
+too: backpropagation computes it of a second gather.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfring._memory.gathers import gathered_operations
 from tfring._memory.offload_options import FeatureMap, Offload
 from tfring._memory.schedule import Schedule
 
@@ -55,13 +57,15 @@ class Found:
     uses: list[Use]
 
 
-def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
+def find(
+    graph: tf.Graph, schedule: Schedule, offload: Offload
+) -> tuple[list[Found], list[str]]:
     """Returns the feature maps that the options choose.
 
     The feature maps are in the order of the forward pass. The strings say which
     tensors stay, and why.
     """
-    constants = _constants(schedule)
+    constants = _constants(schedule, gathered_operations(graph))
     maps: dict[str, Found] = {}  # by the tensor's name
     loops, calls = set(), set()
     for operation in schedule.operations:
@@ -119,9 +123,14 @@ def forward_uses(
     ]
 
 
-def _constants(schedule: Schedule) -> set[str]:
-    """Returns the names of constant operations; see Note [Constants]."""
-    constants: set[str] = set()
+def _constants(schedule: Schedule, gathered: set[str]) -> set[str]:
+    """Returns the names of constant operations; see Note [Constants].
+
+    Args:
+        schedule: The operations.
+        gathered: The names of those whose results are whole parameters.
+    """
+    constants = set(gathered)
     for operation in schedule.operations:
         if (
             operation.type == "Const"

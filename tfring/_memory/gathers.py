@@ -118,6 +118,11 @@ def use_second_gathers() -> None:
             _gathers_of(graph).use_second()
 
 
+def gathered_operations(graph: Any) -> set[str]:
+    """Returns the names of operations whose results are whole parameters."""
+    return _gathers_of(graph).operations
+
+
 def _graphs_around() -> Iterator[Any]:
     """Yields the graph being traced, and the graphs around it."""
     graph = tf.compat.v1.get_default_graph()
@@ -168,6 +173,8 @@ class _Gathers:
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self._all: list[_Gather] = []
+        # The names of the operations whose results are whole parameters.
+        self.operations: set[str] = set()
 
     def read(
         self, share: ParameterShare, dtype: tf.DType, inner: Iterable[Any]
@@ -229,6 +236,7 @@ class _Gathers:
                 _noted(whole, functools.partial(gather.connected.add, i))
                 for i, whole in enumerate(wholes)
             ]
+        self.operations |= {whole.op.name for whole in gather.wholes}
         gather.is_recorded = record.could_possibly_record() and (
             record.should_record_backprop(gather.wholes)
         )
@@ -274,6 +282,7 @@ class _Gathers:
                 [each.read(gather.dtype) for each in gather.group.shares],
                 name,
             )
+        self.operations |= {whole.op.name for whole in gather.again}
 
     def use_second(self) -> None:
         place = {

@@ -72,7 +72,7 @@ def rewrite(
             "forward pass and backpropagation to be moved. Compute loss, "
             "gradients and update in one tf.function."
         )
-    moved, notes = feature_maps.find(schedule, offload)
+    moved, notes = feature_maps.find(graph, schedule, offload)
     if moved:
         with tf.control_dependencies(None):
             _Rewrite(schedule, offload, moved).run(notes)

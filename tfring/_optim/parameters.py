@@ -97,11 +97,6 @@ def _problems(
             f"all ranks share it, while {options.process_set} would train it "
             "alone. Leave process_set out"
         )
-    if options.offload is not None:
-        yield (
-            "offload would take gathered parameters for feature maps. Leave "
-            "offload out"
-        )
     for share in shares:
         if share.parameter.constraint is not None:
             yield (
