@@ -1,6 +1,6 @@
 """Elastic training with injected faults.
 
-    elastic_training.py FOLDER OPTIMIZER run|fit
+    elastic_training.py FOLDER momentum|adam|shards|parameters run|fit
 
 With `tfring.elastic.run`, a step uses the same rows for any number of ranks, so
 that the weights equal the weights of an undisturbed run. With
@@ -64,22 +64,23 @@ class Traced(keras.layers.Layer):
         return inputs
 
 
-def make_model(optimizer, units=32):
+def make_model(optimizer, units=32, scope=contextlib.nullcontext):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((FEATURES,)),
-            Traced(),
-            keras.layers.Dense(units, activation="tanh"),
-            keras.layers.Dense(1),
-        ]
-    )
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                Traced(),
+                keras.layers.Dense(units, activation="tanh"),
+                keras.layers.Dense(1),
+            ]
+        )
     model.compile(optimizer, "mse", jit_compile=False)
     return model
 
 
 def make_optimizer(kind):
-    if kind == "momentum":
+    if kind in ("momentum", "parameters"):
         return keras.optimizers.SGD(0.01, momentum=0.9)
     # A large epsilon does not magnify rounding errors of small gradients.
     return keras.optimizers.Adam(0.001, epsilon=0.001)
@@ -179,7 +180,7 @@ class State(tfring.elastic.KerasState):
 
     harm: Harm | None = None
 
-    def steps(self):
+    def steps_made(self):
         return int(self.model.optimizer.iterations)
 
     def save(self):
@@ -205,7 +206,7 @@ class State(tfring.elastic.KerasState):
                 None,
                 tfring.elastic.HostsUpdatedInterrupt,
             ):
-                self.harm.note("done", self.steps())
+                self.harm.note("done", self.steps_made())
 
 
 class Steps(keras.callbacks.Callback):
@@ -309,9 +310,12 @@ def main():
     another = harm.at("build") == "another"
     model = make_model(
         tfring.DistributedOptimizer(
-            make_optimizer(kind), shard_states=kind == "shards"
+            make_optimizer(kind), shard_states=kind in ("shards", "parameters")
         ),
         units=33 if another else 32,
+        scope=functools.partial(tfring.shard_parameters, min_elements=30)
+        if kind == "parameters"
+        else contextlib.nullcontext,
     )
     harm.note("built", 0)
     enough = folder / "enough"
@@ -330,7 +334,8 @@ def main():
         )
         fit(lambda n: False, FIRST[how])
         fit(is_enough, 10_000)
-    weights = b"".join(each.tobytes() for each in model.get_weights())
+    with tfring.whole_states(model):
+        weights = b"".join(each.tobytes() for each in model.get_weights())
     result = {
         "worker": _NAME,
         "rank": tfring.rank(),

@@ -12,7 +12,7 @@ RANKS, STEPS = 3, 60
 
 
 @pytest.mark.parametrize(
-    ("faults", "reasons"),
+    ("faults", "reasons", "kind"),
     [
         (
             {"w2": "step kill 13", "w4": "step exception 37"}
@@ -22,6 +22,7 @@ RANKS, STEPS = 3, 60
                 "ArithmeticError: as the test wants it",
                 "its state has float32 (16, 33) kernel where the members' has",
             ],
+            "momentum",
         ),
         # One of them is rank 0, the source of the state.
         (
@@ -32,26 +33,31 @@ RANKS, STEPS = 3, 60
                 "killed by SIGKILL",
                 "exit status 3",
             ],
+            "parameters",
         ),
         pytest.param(
             {f"w{n}": "step terminate 24" for n in range(1, RANKS + 1)},
             ["stays until another has its state: it was asked to end"],
+            "momentum",
             marks=pytest.mark.thorough,
         ),
         pytest.param(
-            *({"w3": "step stop 24"}, ["nothing was heard of it for 2 s"]),
+            {"w3": "step stop 24"},
+            ["nothing was heard of it for 2 s"],
+            "momentum",
             marks=pytest.mark.thorough,
         ),
         pytest.param(
             {"w1": "step freeze 24"},
             ["has waited 20 s for rank", "did not leave its generation in 20"],
+            "momentum",
             marks=pytest.mark.thorough,
         ),
     ],
     ids=["lost", "leaving", "all leave", "silent", "hung"],
 )
 def test_lost_workers_are_replaced(
-    run, marker, tmp_path, faults, reasons, request
+    run, marker, tmp_path, faults, reasons, kind, request
 ):
     case = request.node.callspec.id
     limits = {**(IMPATIENT if case == "silent" else PATIENT)}
@@ -67,7 +73,7 @@ def test_lost_workers_are_replaced(
         [
             *(*FORGIVING_TFRINGRUN, "-np", RANKS, "--elastic"),
             *("--min-np", RANKS, sys.executable, elastic_training.__file__),
-            *(tmp_path, "momentum", "run"),
+            *(tmp_path, kind, "run"),
         ],
         env=limits,
     )

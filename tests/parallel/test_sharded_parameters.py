@@ -429,6 +429,36 @@ def test_a_loop_around_steps_is_an_error():
         loop()
 
 
+@pytest.mark.parametrize(
+    ("differ", "units"), [("min_elements", 16), ("shapes of the groups", None)]
+)
+def test_names_what_differs_between_ranks(rank, differ, units):
+    smallest = 100 + (rank if units else 0)
+    with (
+        pytest.raises(ValueError, match=f"the ranks differ in {differ}"),
+        tfring.shard_parameters(min_elements=smallest),
+    ):
+        layers.Dense(units or 16 + rank).build((1, 16))
+
+
+def test_a_small_parameter_is_on_few_ranks():
+    with tfring.shard_parameters(min_elements=1):
+        dense = layers.Dense(1)
+        dense.build((1, 17))
+    model = keras.Sequential([keras.Input((17,)), dense])
+    optimizer = tfring.DistributedOptimizer(adam(), shard_states=True)
+    model.compile(optimizer, "mse")
+    with tfring.whole_states(model):
+        before = dense.kernel.numpy()
+    kernel = parameter_share(dense.kernel)
+    assert (kernel.begin, kernel.end) == [(0, 16), (16, 17), (17, 17)][
+        tfring.rank()
+    ]
+    model.fit(np.ones((4, 17)), np.ones((4, 1)), batch_size=2, verbose=0)
+    with tfring.whole_states(model):
+        assert (dense.kernel.numpy() != before).all()
+
+
 def test_what_is_not_sharded():
     with pytest.raises(ValueError, match="no parameter was sharded"), scope():
         keras.Sequential([layers.Dense(WORDS)])

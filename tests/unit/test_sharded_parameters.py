@@ -1,6 +1,7 @@
 """Sharded parameters in one process: arguments, errors, memory of shares."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -48,13 +49,40 @@ def test_one_process_keeps_whole_parameters(initialized):
     keras.optimizers.Adam().build(layer.trainable_variables)
 
 
-def test_refuses_elastic_jobs(initialized, monkeypatch):
+def test_one_rank_of_an_elastic_job_shards(initialized, monkeypatch):
+    """The ranks that join later get their shares of it."""
     monkeypatch.setattr(runtime, "may_grow", lambda: True)
-    with (
-        pytest.raises(NotImplementedError, match="in an elastic job"),
-        tfring.shard_parameters(),
-    ):
-        pass
+    with tfring.shard_parameters():
+        layer = dense()
+    [share] = parameters_of(layer.variables)
+    assert share.count == share.end == 200 * 200
+    assert layer(tf.ones((2, 200))).shape == (2, 200)
+
+
+def test_other_ranks_have_other_shares(initialized, monkeypatch):
+    monkeypatch.setattr(runtime, "may_grow", lambda: True)
+    with tfring.shard_parameters():
+        kernel = dense().kernel
+    [share] = parameters_of([kernel])
+    whole = share.stored.numpy().reshape(200, 200)
+
+    @tf.function
+    def total():
+        return tf.reduce_sum(kernel.value)
+
+    total()
+    monkeypatch.setattr(runtime, "rank", lambda: 2)
+    monkeypatch.setattr(runtime, "size", lambda: 3)
+    assert kernel.cut_for_ranks(whole)
+    assert not kernel.cut_for_ranks(whole)
+    [cut] = parameters_of([kernel])
+    assert cut.group.shares == [cut]
+    np.testing.assert_array_equal(
+        cut.stored.numpy(), whole.ravel()[cut.begin :]
+    )
+    # What was traced for the earlier ranks would read shares of others.
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        total()
 
 
 def test_a_share_does_not_keep_the_whole_alive():

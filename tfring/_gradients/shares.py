@@ -73,20 +73,26 @@ class _Cut:
 
 
 def ranges_of(shape: tuple[int, ...], size: int) -> tuple[tuple[int, int], ...]:
-    """Returns the elements of each rank of a variable that all ranks share."""
-    [cut] = _cut_all([shape], size)
+    """Returns the elements of each rank of a sharded parameter."""
+    cut = _split(shape, size)
     return tuple(cut.range_of(rank) for rank in range(size))
 
 
-def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
+def _split(shape: tuple[int, ...], size: int) -> _Cut:
+    return _Cut(shape, _aligned(-(-math.prod(shape) // size)))
+
+
+def _cut_all(
+    shapes: Sequence[tuple[int, ...]], are_parameters: Sequence[bool], size: int
+) -> list[_Cut]:
+    """Cuts variables; sharded parameters are split, however small they are."""
     counts = [math.prod(shape) for shape in shapes]
     loads = [0] * size
     cuts = {}
     # Large variables come first, so that the small ones balance the loads.
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
-        if size > 1 and counts[i] >= _LEAST_PART * size:
-            part = _aligned(-(-counts[i] // size))
-            cuts[i] = _Cut(shapes[i], part)
+        if are_parameters[i] or (size > 1 and counts[i] >= _LEAST_PART * size):
+            cuts[i] = _split(shapes[i], size)
         else:
             owner = loads.index(min(loads))
             cuts[i] = _Cut(shapes[i], part=0, owner=owner)
@@ -328,12 +334,19 @@ class Layout:
         self._index_of = {
             variable_key(v): i for i, v in enumerate(self.variables)
         }
-        cuts = _cut_all([tuple(v.shape) for v in self.variables], self.size)
+        parameters = [parameter_share(v) for v in self.variables]
+        cuts = _cut_all(
+            [tuple(v.shape) for v in self.variables],
+            [parameter is not None for parameter in parameters],
+            self.size,
+        )
         dtypes = [tf.as_dtype(v.dtype) for v in self.variables]
         # This rank's share of each variable.
         self.shares = [
-            Share(i, dtypes[i], *cut.range_of(self.rank), parameter_share(v))
-            for i, (cut, v) in enumerate(zip(cuts, self.variables, strict=True))
+            Share(i, dtypes[i], *cut.range_of(self.rank), parameter)
+            for i, (cut, parameter) in enumerate(
+                zip(cuts, parameters, strict=True)
+            )
         ]
         self._cuts = cuts
         self.buckets = [

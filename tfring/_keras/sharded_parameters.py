@@ -33,6 +33,7 @@ from tfring._memory.parameters import (
     copied_range,
     parameter_share,
 )
+from tfring._ops.gather_json import gather_json
 from tfring._state.records import record_of
 from tfring._state.shards import Shard
 from tfring._state.splits import Flat
@@ -63,23 +64,26 @@ def shard_parameters(
     Give all ranks the same seed (`keras.utils.set_random_seed`): then the
     parameters are those of one process.
 
+    In an elastic job, `tfring.elastic.fit` and `TensorFlowKerasState` share the
+    parameters out again when ranks are lost or join. Each commit keeps whole
+    parameters and states in the host's memory of every rank.
+
     Files have whole parameters. Callbacks that save in `fit` need nothing else.
     Elsewhere, save and call `get_weights` within `tfring.whole_states(model)`.
 
     Args:
         min_elements: Trainable floating-point variables with at least this many
-            elements are sharded, and all others stay whole on each rank. A
-            variable needs at least 32 elements for each rank. Must agree across
-            ranks.
+            elements are sharded, and all others stay whole on each rank. All
+            ranks must pass the same number.
         group_bytes: The size of a group of parameters, in bytes: variables in
             the order in which they are made. A larger variable has a group of
             its own. Smaller groups take less memory, and larger ones fewer
-            collectives. Must agree across ranks.
+            collectives. All ranks must pass the same number.
 
     Raises:
         NotInitializedError: `tfring.init()` has not been called.
-        NotImplementedError: The job is elastic.
-        ValueError: An argument is not positive, or nothing was sharded.
+        ValueError: An argument is not positive, the ranks differ in an argument
+            or in what they have sharded, or nothing was sharded.
 
     Example:
 
@@ -102,24 +106,49 @@ def shard_parameters(
                 f"shard_parameters: {name} must be a positive whole number, "
                 f"got {value!r}."
             )
-    size = runtime.size()
-    if runtime.may_grow():
-        raise NotImplementedError(
-            "shard_parameters: in an elastic job a lost rank would take its "
-            "shares of the parameters with it. Start the job without elastic "
-            "options, or leave shard_parameters out."
-        )
-    scope = _Scope(max(min_elements, 32 * size), group_bytes)
-    with _entered(scope if size > 1 else None):
+    if runtime.size() == 1 and not runtime.may_grow():
+        with _entered(None):
+            yield
+        return
+    scope = _Scope(min_elements, group_bytes)
+    with _entered(scope):
         yield
-    if size > 1 and not scope.groups:
+    # A worker that joins an elastic job is compared with the others when it
+    # joins; see tfring/elastic/variables.py.
+    if not runtime.may_grow():
+        _check_same_groups(scope)
+    if not scope.groups:
         raise ValueError(
             "shard_parameters: no parameter was sharded. None of the trainable "
-            "variables made inside has as many as "
-            f"{scope.min_elements} elements. Build the model inside of the "
-            "scope, by keras.Input or model.build(input_shape), or pass a "
-            "smaller min_elements."
+            f"variables made inside has as many as {min_elements} elements. "
+            "Build the model inside of the scope, by keras.Input or "
+            "model.build(input_shape), or pass a smaller min_elements."
         )
+
+
+def _check_same_groups(scope: _Scope) -> None:
+    """Compares what the ranks have sharded. Collective.
+
+    Raises:
+        ValueError: The ranks have different arguments or models.
+    """
+    own = {
+        "min_elements": scope.min_elements,
+        "group_bytes": scope.group_bytes,
+        "shapes of the groups": [
+            [list(share.shape) for share in group.shares]
+            for group in scope.groups
+        ],
+    }
+    first, *others = gather_json(own, name="shard_parameters")
+    for rank, facts in enumerate(others, start=1):
+        for name, value in facts.items():
+            if value != first[name]:
+                raise ValueError(
+                    f"shard_parameters: the ranks differ in {name}: rank 0 has "
+                    f"{first[name]}, and rank {rank} has {value}. Pass the "
+                    "same arguments, and build the same model, on every rank."
+                )
 
 
 @dataclasses.dataclass
@@ -188,28 +217,59 @@ def initialize_with_initializer(
 
 def var_key(keras_key: Any, optimizer: Any, variable: Any) -> Any:
     """Lets optimizers find a sharded parameter without reading it."""
-    share = parameter_share(variable)
-    return keras_key(optimizer, variable if share is None else share.stored)
+    is_sharded = isinstance(variable, ShardedVariable)
+    return id(variable) if is_sharded else keras_key(optimizer, variable)
 
 
 class ShardedVariable(keras.Variable):
     """A Keras variable of which each rank keeps some elements."""
 
     def _keep_share(self, initializer: Any, group: ParameterGroup) -> None:
-        shape, dtype = tuple(self.shape), tf.as_dtype(self._dtype)
-        rank = runtime.rank()
-        ranges = ranges_of(shape, runtime.size())
-        begin, end = ranges[rank]
         with tf.init_scope():
             # Only this parameter is whole meanwhile.
-            whole = tf.cast(initializer(shape, dtype=self._dtype), dtype)
-            self._value = tf.Variable(
-                copied_range(whole, begin, end),
-                trainable=self.trainable,
-                name=self._path,
-            )
+            whole = initializer(self.shape, dtype=self._dtype)
+            self._cut(tf.cast(whole, self._dtype), group)
+
+    def _cut(self, whole: tf.Tensor, group: ParameterGroup) -> None:
+        shape, rank = tuple(self.shape), runtime.rank()
+        ranges = ranges_of(shape, runtime.size())
+        begin, end = ranges[rank]
+        self._value = tf.Variable(
+            copied_range(whole, begin, end),
+            trainable=self.trainable,
+            name=self._path,
+        )
         ParameterShare(self, self._value, begin, group)
         record_of(self).shard = Shard(self._value, Flat(shape, ranges), rank)
+
+    def cut_for_ranks(self, whole: np.ndarray | None) -> bool:
+        """Takes another share if the ranks of an elastic job have changed.
+
+        Args:
+            whole: The whole value; None if this rank does not know it. The new
+                share is then zero until another rank broadcasts the value.
+
+        Returns:
+            Whether the ranks have changed.
+        """
+        shard, share = record_of(self).shard, parameter_share(self)
+        assert share is not None
+        if self._is_for_these_ranks(shard):
+            return False
+        # A function that was traced before reads the variable: an error is
+        # better than shares of other ranks.
+        tf.raw_ops.AssignVariableOp(
+            resource=self._value.handle, value=tf.zeros([0], share.dtype)
+        )
+        known = np.zeros(self.shape, self._dtype) if whole is None else whole
+        self._cut(tf.constant(known, share.dtype), share.group)
+        if whole is not None:
+            record_of(self).shard.load(whole)
+        return True
+
+    @staticmethod
+    def _is_for_these_ranks(shard: Shard) -> bool:
+        return (shard.rank, shard.size) == (runtime.rank(), runtime.size())
 
     @property
     def handle(self) -> Any:
@@ -228,7 +288,7 @@ class ShardedVariable(keras.Variable):
         if in_symbolic_scope():  # only shapes are computed
             return self._maybe_autocast(tf.zeros(self.shape, self._dtype))
         shard = record_of(self).shard
-        if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):
+        if not self._is_for_these_ranks(shard):
             raise RuntimeError(
                 f"'{self.path}' was sharded on rank {shard.rank} of "
                 f"{shard.size}, and this is rank {runtime.rank()} of "

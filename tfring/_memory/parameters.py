@@ -35,6 +35,17 @@ class ParameterGroup:
         self.name = name
         self.shares: list[ParameterShare] = []
 
+    def keep(self, share: ParameterShare) -> None:
+        """Adds a parameter's share, or puts it in the place of an earlier one.
+
+        A parameter has another share if the ranks of the job have changed.
+        """
+        for i, each in enumerate(self.shares):
+            if each.parameter is share.parameter:
+                self.shares[i] = share
+                return
+        self.shares.append(share)
+
     @property
     def size_bytes(self) -> int:
         """The bytes of its whole parameters."""
@@ -66,7 +77,7 @@ class ParameterShare:
         self.shape = tuple(parameter.shape)
         self.dtype: tf.DType = stored.dtype
         setattr(parameter, _ATTRIBUTE, self)
-        group.shares.append(self)
+        group.keep(self)
 
     @property
     def count(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from tfring._core.process_sets import is_alone
 from tfring._state.accumulators import average_accumulators
 from tfring._state.kinds import accumulators_by_optimizer
 from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
-from tfring._state.shards import assign_saved, saved_value, shards_of
+from tfring._state.shards import Shard, assign_saved, saved_value, shards_of
 from tfring._state.state_shares import WholeStates
 
 
@@ -62,9 +62,18 @@ def whole_states(
     """
     for each in optimizers_of(optimizer):
         average_all_accumulated(each.variables)
-    with ExitStack() as gathered:
-        for shard in shards_of(optimizer):
-            gathered.enter_context(shard.gathered(root_rank))
+    with gathered(shards_of(optimizer), root_rank):
+        yield
+
+
+@contextmanager
+def gathered(
+    shards: Iterable[Shard], root_rank: int | None = None
+) -> Iterator[None]:
+    """Keeps whole values on `root_rank`, or all ranks. Collective."""
+    with ExitStack() as stack:
+        for shard in shards:
+            stack.enter_context(shard.gathered(root_rank))
         yield
 
 

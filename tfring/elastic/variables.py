@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core import runtime
+from tfring._memory.parameters import parameter_share, parameters_of
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._state.broadcast_variables import broadcast_variables
@@ -18,11 +19,17 @@ from tfring._state.model_state import (
     without_metrics,
 )
 from tfring._state.round_state import assign_all
-from tfring._state.shards import shard_of, shards_of, split_off_shards
+from tfring._state.shards import (
+    saved_value,
+    shard_of,
+    shards_of,
+    split_off_shards,
+)
 from tfring._state.whole_states import (
     assign_whole_values,
     average_all_accumulated,
     cut_for_ranks,
+    gathered,
     sharded_optimizers,
     whole_states,
     whole_values,
@@ -138,8 +145,9 @@ class TensorFlowKerasState(ObjectState):
     are traced again after a new start that changes one of them.
 
     The loss of a rank loses nothing of a commit: accumulated gradients become
-    their mean over the ranks in each commit, and with `shard_states=True` each
-    rank's commit has the whole state of the optimizer.
+    their mean over the ranks in each commit, and with `shard_states=True` and
+    `tfring.shard_parameters` each rank's commit has whole states and
+    parameters, in the host's memory.
 
     Args:
         model: A Keras model that has been built.
@@ -195,7 +203,11 @@ class TensorFlowKerasState(ObjectState):
             )
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        _check_no_rows(name, model.variables)
+        _check_no_rows(
+            name, [v for v in model.variables if parameter_share(v) is None]
+        )
+        # The first parameter whose shares were lost before any commit.
+        self._lost: str | None = None
         self._keeps_traces = keep_traces
         self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
@@ -203,26 +215,58 @@ class TensorFlowKerasState(ObjectState):
     def _describe(self) -> list[tuple[str, str]]:
         # The shape of a shard differs between ranks.
         shared, _ = split_off_shards(self._shared_variables())
-        return super()._describe() + _described(shared)
+        parameters = [
+            (f"{spec} of group {share.group.name}", name)
+            for share in parameters_of(self.model.variables)
+            for spec, name in _described([share.parameter])
+        ]
+        return super()._describe() + _described(shared) + parameters
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
-        states = None
         if is_collective:
-            with whole_states(self.optimizer):
-                states = whole_values(self.optimizer)
-                for shard in shards_of(self.optimizer):
+            shards = shards_of(self.optimizer)
+            # Frozen parameters are not the optimizer's.
+            rest = [s for s in shards_of(self.model) if s not in shards]
+            with whole_states(self.optimizer), gathered(rest):
+                states: list[Any] | None = whole_values(self.optimizer)
+                values: list[Any] = list(
+                    map(saved_value, without_metrics(self.model))
+                )
+                for shard in shards:
                     shard.keep_gathered()
-        # A single rank cannot save sharded states.
-        elif not self._is_sharded():
-            states = whole_values(self.optimizer)
+        else:
+            # A single rank cannot save sharded states and parameters.
+            states = None
+            if not self._is_sharded():
+                states = whole_values(self.optimizer)
+            values = [
+                None if shard_of(variable) else saved_value(variable)
+                for variable in without_metrics(self.model)
+            ]
         return super()._snapshot(is_collective) | {
-            _VARIABLES: _values(without_metrics(self.model)),
+            _VARIABLES: values,
             _STATES: states,
             _ROUNDS: _values(_states_of_rounds(self.model.variables)),
         }
 
+    def _cut_parameters(self, snapshot: dict[str, Any]) -> None:
+        """Shards parameters again if the ranks have changed."""
+        for variable, value in zip(
+            without_metrics(self.model), snapshot[_VARIABLES], strict=True
+        ):
+            if parameter_share(variable) is not None:
+                was_cut = variable.cut_for_ranks(value)
+                if was_cut and value is None:
+                    self._lost = self._lost or variable.path
+
     def _assign(self, snapshot: dict[str, Any]) -> None:
-        assign_all(without_metrics(self.model), snapshot[_VARIABLES])
+        # The optimizer has shares of the parameters.
+        self._cut_parameters(snapshot)
+        for variable, value in zip(
+            without_metrics(self.model), snapshot[_VARIABLES], strict=True
+        ):
+            if value is not None:
+                variable.assign(value)
         if snapshot[_STATES] is not None:
             assign_whole_values(self.optimizer, snapshot[_STATES])
         assign_all(_states_of_rounds(self.model.variables), snapshot[_ROUNDS])
@@ -238,9 +282,18 @@ class TensorFlowKerasState(ObjectState):
         )
 
     def _share_values(self) -> None:
+        if parameters_of(self.model.variables):
+            lost = self._bcast_object(self._lost)
+            if lost is not None:
+                raise RuntimeError(
+                    f"{type(self).__name__}: a rank was lost before the first "
+                    f"commit, and with it its share of '{lost}' "
+                    "(tfring.shard_parameters). Start the job again."
+                )
         broadcast_variables(
             self._shared_variables(), 0, same_seeds=self._same_seeds
         )
+        self._lost = None
         super()._share_values()
 
     def reset(self) -> None:
@@ -248,6 +301,7 @@ class TensorFlowKerasState(ObjectState):
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
         self._traced_at = runtime.job().topology
+        self._cut_parameters(self._saved)
         cut_for_ranks(self.optimizer, self._saved[_STATES])
 
     def traces_hold(self) -> bool:
