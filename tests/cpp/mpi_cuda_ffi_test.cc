@@ -259,6 +259,24 @@ TEST_F(MpiCudaFfiTest, AWriteElsewhereCopiesTheWhole) {
   }
 }
 
+TEST_F(MpiCudaFfiTest, APlaceWritesTheShareAlone) {
+  std::vector<float> whole = {1, 2, 3, 4, 5}, share = {7, 8};
+  int64_t handle = 0;
+  const auto buffer = [](std::vector<float>& data) {
+    return XlaBuffer{
+        XLA_FFI_DataType_F32, data.data(), {static_cast<int64_t>(data.size())}};
+  };
+  const auto place = [&](int64_t begin) {
+    return CallHandler(
+        tfring_host_place, nullptr, 0,
+        {buffer(share), XlaBuffer{XLA_FFI_DataType_S64, &handle, {}}},
+        {buffer(whole)}, {{"begin", begin}});
+  };
+  ASSERT_EQ(place(3), absl::OkStatus());
+  EXPECT_EQ(whole, (std::vector<float>{1, 2, 3, 7, 8}));
+  EXPECT_FALSE(place(4).ok());
+}
+
 // The remaining ranks call the last start of the chain only after rank 0 has
 // failed.
 TEST_F(MpiCudaFfiTest, OnTheHostTooAnErrorWaitsForTheChain) {

@@ -85,7 +85,7 @@ class Maker {
           AddReduceScatter(result);
           break;
         case CollectiveKind::kGatherInPlace:
-          result.in_place = true;
+          if (i == 0) result.in_place = Below(random_, 2) == 0;
           AddGatherInPlace(result);
           break;
         case CollectiveKind::kBroadcast:
@@ -210,9 +210,15 @@ class Maker {
     const Elements all = Noise(dtype, rows * kColumns);
     for (int rank = 0; rank < size_; ++rank) {
       const Range own = ShareOfRank({"", {rows, kColumns}}, rank, size_);
-      Elements input = Noise(dtype, rows * kColumns);
-      std::copy_n(all.begin() + own.offset * bytes, own.count * bytes,
-                  input.begin() + own.offset * bytes);
+      const auto share = all.begin() + own.offset * bytes;
+      Elements input;
+      if (to.in_place) {
+        input = Noise(dtype, rows * kColumns);
+        std::copy_n(share, own.count * bytes,
+                    input.begin() + own.offset * bytes);
+      } else {
+        input.assign(share, share + own.count * bytes);
+      }
       Add(to.of_rank[rank], {rows, kColumns}, std::move(input), all);
     }
   }
@@ -294,6 +300,8 @@ class Running {
   void SubmitTo(Engine& engine) {
     TensorEntry entry = callbacks;
     entry.request = part_.request;
+    entry.inputs_are_shares =
+        !in_place_ && part_.request.kind == CollectiveKind::kGatherInPlace;
     outputs_ = in_place_ ? part_.inputs : part_.expected;
     for (size_t i = 0; i < part_.inputs.size(); ++i) {
       if (!in_place_) {

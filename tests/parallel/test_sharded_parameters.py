@@ -195,8 +195,9 @@ def step_of(model, optimizer=None):
     return step
 
 
-def operations_of(step):
+def operations_of(step, jit_compile=None):
     x, y = data(1)
+    step = tf.function(step.python_function, jit_compile=jit_compile)
     return step.get_concrete_function(x, y).graph.get_operations()
 
 
@@ -204,14 +205,16 @@ def gathers_of_parameters(operations):
     return [
         each
         for each in operations
-        if each.type == "TfringGatherInPlaceStart"
+        if each.type == "TfringGatherSharesStart"
         and each.get_attr("request_name").startswith(b"parameters/")
     ]
 
 
-def test_two_groups_are_whole_at_a_time():
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_two_groups_are_whole_at_a_time(jit_compile):
     """Whatever reads a group has run before the group after the next."""
-    operations = operations_of(step_of(built(make=lambda: stacked(3))))
+    step = step_of(built(make=lambda: stacked(3)))
+    operations = operations_of(step, jit_compile)
     number_of = {each.name: i for i, each in enumerate(operations)}
     gathers = gathers_of_parameters(operations)
     names = [tf.compat.as_str(o.get_attr("request_name")) for o in gathers]

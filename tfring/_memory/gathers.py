@@ -41,6 +41,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
+from tfring._core import native
 from tfring._core.process_sets import global_process_set
 from tfring._memory.parameters import ParameterGroup, ParameterShare
 from tfring._memory.uses import (
@@ -298,17 +299,14 @@ class _Gathers:
     def _after(
         self, operations: Sequence[tf.Operation], scope: str
     ) -> Iterator[None]:
-        """A scope in which traced operations wait for `operations`."""
+        """A scope in which traced starts wait for `operations`."""
         with self._graph.name_scope(f"{scope}/"):
             if not traced_for_xla():
                 with tf.control_dependencies(operations):
                     yield
                 return
             for operation in operations:
-                tensor = operation.outputs[0]
-                if tensor.dtype.is_floating:
-                    first = tf.reshape(tensor, [-1])[0]
-                    keep_done(tf.cast(tf.abs(first) < 0, tf.int64))  # adds 0
+                keep_done(native.ops().tfring_computed(x=operation.outputs[0]))
             yield
 
 
@@ -356,8 +354,10 @@ def _noted(tensor: tf.Tensor, note: Callable[[], None]) -> tf.Tensor:
 def _whole_tensors(
     shares: Sequence[ParameterShare], parts: Sequence[tf.Tensor], name: str
 ) -> list[tf.Tensor]:
-    started = chains.start_gather_in_place(
-        [s.in_place(part) for s, part in zip(shares, parts, strict=True)],
+    started = chains.start_gather_shares(
+        parts,
+        shapes=[share.shape for share in shares],
+        begins=[share.begin for share in shares],
         request_name=name,
         tensor_names=[share.path for share in shares],
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfring._core import native
 from tfring._ops.ordering import traced_for_xla
 
 _ATTRIBUTE = "_tfring_share"
@@ -93,11 +94,6 @@ class ParameterShare:
         """Returns this rank's elements, in a dtype."""
         return tf.cast(self.stored.read_value(), dtype)
 
-    def in_place(self, part: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of the whole shape in which this part is defined."""
-        flat = tf.pad(part, [[self.begin, self.count - self.end]])
-        return tf.reshape(flat, self.shape)
-
     def of(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns this rank's elements of a whole tensor."""
         return copied_range(whole, self.begin, self.end)
@@ -133,5 +129,10 @@ def check_not_reduced(variables: Iterable[Any]) -> None:
 
 def copied_range(whole: tf.Tensor, begin: int, end: int) -> tf.Tensor:
     """Returns a copied range of elements; see Note [Memory of slices]."""
-    part = tf.reshape(whole, [-1])[begin:end]
-    return part if traced_for_xla() else tf.raw_ops.DeepCopy(x=part)
+    if traced_for_xla():
+        # XLA would make a slice a part of the loop that uses it, and keep the
+        # whole tensor until then.
+        return native.ops().tfring_read_share(
+            whole=whole, begin=begin, count=end - begin
+        )
+    return tf.raw_ops.DeepCopy(x=tf.reshape(whole, [-1])[begin:end])

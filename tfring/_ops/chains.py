@@ -179,6 +179,30 @@ def start_gather_in_place(
     )
 
 
+def start_gather_shares(
+    shares: Sequence[tf.Tensor],
+    *,
+    shapes: Sequence[tuple[int, ...]],
+    begins: Sequence[int],
+    **common: Unpack[Common],
+) -> Started:
+    """Starts an allgather of this rank's shares, which are flat.
+
+    Args:
+        shares: Each rank's are as those of `start_gather_in_place`.
+        shapes: The shapes of the whole tensors, which are the results.
+        begins: The index of each share's first element in the whole tensor.
+        **common: See `Common`.
+    """
+    return _start(
+        native.ops().tfring_gather_shares_start,
+        x=shares,
+        shapes=shapes,
+        begins=begins,
+        **common,
+    )
+
+
 def finish(started: Started) -> list[tf.Tensor]:
     """Returns the results of a start above. The starts below have own dones."""
     done = _done(native.ops().tfring_done, started, buf=started.tensors)

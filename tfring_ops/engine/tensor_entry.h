@@ -155,6 +155,9 @@ struct TensorEntry {
   bool is_neutral = false;
   // A buffer for each of request.tensors, which lives until `done`.
   std::vector<Buffer> buffers;
+  // For an allgather in place: the inputs are this rank's shares alone, in
+  // memory of their own, and not whole tensors.
+  bool inputs_are_shares = false;
   // For alltoall.  The engine calls it before allocate_output, with the number
   // of rows that each rank sends to this one.
   std::function<void(const std::vector<int64_t>& splits)> on_received_splits;

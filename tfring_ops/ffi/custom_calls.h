@@ -6,9 +6,11 @@ namespace tfring {
 
 inline constexpr char kStartCall[] = "tfring_start";
 inline constexpr char kDoneCall[] = "tfring_done";
-// This call exists on the host alone.
+// These calls exist on the host alone.
 inline constexpr char kReadCall[] = "tfring_read";
 inline constexpr char kWriteCall[] = "tfring_write";
+inline constexpr char kPlaceCall[] = "tfring_place";
+inline constexpr char kComputedCall[] = "tfring_computed";
 
 // The value of a Start's attribute `place` if it is the first of its chain, on
 // GPUs.

@@ -11,7 +11,10 @@
 // attribute `place`: "first" if no start is before it, else "".  A read
 // has a buffer as operand, and as result the elements that it copies, from the
 // attribute `begin` on.  A write has a buffer as operand and in place as
-// result, and the elements that it writes there, from `begin` on.  A pin has a
+// result, and the elements that it writes there, from `begin` on.  A place has
+// the elements and the handle of a start as operands, and as result a buffer in
+// which it writes the elements from `begin` on; the rest is undefined.  A
+// computed has any buffer as operand and the handle 0 as result.  A pin has a
 // buffer as operand and in place as result, and does nothing.
 #ifndef TFRING_OPS_FFI_HANDLERS_H_
 #define TFRING_OPS_FFI_HANDLERS_H_
@@ -25,6 +28,8 @@ TFRING_EXPORT XLA_FFI_Error* tfring_host_start(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_done(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_read(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_write(XLA_FFI_CallFrame* frame);
+TFRING_EXPORT XLA_FFI_Error* tfring_host_place(XLA_FFI_CallFrame* frame);
+TFRING_EXPORT XLA_FFI_Error* tfring_host_computed(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_pin(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_cuda_start(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_cuda_done(XLA_FFI_CallFrame* frame);

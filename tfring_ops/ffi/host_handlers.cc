@@ -117,6 +117,20 @@ ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer share,
   return ffi::Error::Success();
 }
 
+ffi::Error Put(ffi::AnyBuffer share, ffi::BufferR0<ffi::S64> /*handle*/,
+               ffi::Result<ffi::AnyBuffer> whole, int64_t begin) {
+  const absl::StatusOr<std::byte*> place = Place(*whole, share, begin);
+  if (!place.ok()) return ToXla(place.status());
+  std::memcpy(*place, share.untyped_data(), share.size_bytes());
+  return ffi::Error::Success();
+}
+
+ffi::Error Computed(ffi::AnyBuffer /*x*/,
+                    ffi::Result<ffi::BufferR0<ffi::S64>> token) {
+  *token->typed_data() = kNoHandle;
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace tfring
 
@@ -139,6 +153,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_write, tfring::Write,
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<int64_t>("begin"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_place, tfring::Put,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S64>>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<int64_t>("begin"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_computed, tfring::Computed,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::BufferR0<xla::ffi::S64>>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_pin, tfring::Pin,
                               xla::ffi::Ffi::Bind()
                                   .Arg<xla::ffi::AnyBuffer>()

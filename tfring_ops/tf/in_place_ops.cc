@@ -1,8 +1,10 @@
 // Allreduce, broadcast, and reducescatter and allgather in place: their outputs
 // have the shapes of their inputs.  Also their Done, which the reducescatter of
 // row_ops.cc shares.
+#include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/runtime/handles.h"
@@ -64,6 +66,27 @@ TFRING_START("TfringGatherInPlaceStart")
     .Output("handle: int64")
     .SetShapeFn(LikeInputsAndScalar);
 
+// The same of this rank's shares, which are flat: the outputs have `shapes`.
+// XLA lets the engine read a share from its place in the whole tensor, which
+// begins at element `begins` of it.
+TFRING_START("TfringGatherSharesStart")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr("shapes: list(shape)")
+    .Attr("begins: list(int)")
+    .SetShapeFn([](InferenceContext* context) {
+      std::vector<tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));
+      for (size_t i = 0; i < shapes.size(); ++i) {
+        ShapeHandle shape;
+        TF_RETURN_IF_ERROR(
+            context->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+        context->set_output(static_cast<int>(i), shape);
+      }
+      context->set_output(static_cast<int>(shapes.size()), context->Scalar());
+      return absl::OkStatus();
+    });
+
 // The done of an allreduce, a broadcast, a reducescatter, or an allgather in
 // place.  `buf` may be read only here: the engine writes to it until this op
 // has run.
@@ -91,6 +114,34 @@ class InPlaceStartOp : public StartOp {
     OP_REQUIRES_OK(context, entry.status());
     Start(context, /*index=*/count(), *std::move(entry), std::move(tensors));
   }
+};
+
+class GatherSharesStartOp : public StartOp {
+ public:
+  explicit GatherSharesStartOp(OpKernelConstruction* context)
+      : StartOp(context, CollectiveKind::kGatherInPlace) {
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    auto tensors = std::make_shared<EntryTensors>();
+    TensorEntry entry;
+    entry.request = request();
+    entry.inputs_are_shares = true;
+    for (int i = 0; i < count(); ++i) {
+      const auto sizes = shapes_[i].dim_sizes();
+      entry.request.tensors[i].dims.assign(sizes.begin(), sizes.end());
+      Tensor* whole = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(i, shapes_[i], &whole));
+      tensors->in_use.push_back(context->input(i));
+      tensors->in_use.push_back(*whole);
+      entry.buffers.push_back({context->input(i).data(), whole->data()});
+    }
+    Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
+  }
+
+ private:
+  std::vector<TensorShape> shapes_;
 };
 
 class DoneOp : public CollectOp {
@@ -152,6 +203,7 @@ TFRING_REGISTER_START("TfringScatterInPlaceStart",
                       InPlaceStartOp<CollectiveKind::kScatterInPlace>);
 TFRING_REGISTER_START("TfringGatherInPlaceStart",
                       InPlaceStartOp<CollectiveKind::kGatherInPlace>);
+TFRING_REGISTER_START("TfringGatherSharesStart", GatherSharesStartOp);
 TFRING_REGISTER_DONE("TfringDone", "ended", DoneOp);
 
 }  // namespace

@@ -14,6 +14,7 @@
 //   depend on the rest of a rank's program.  For a pinned tensor Pin does it:
 //   XLA would copy the operands of a call that asks for the layout of a buffer,
 //   and it refuses a program that copies a buffer.
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -25,10 +26,12 @@
 #include "absl/types/span.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/ffi/custom_calls.h"
 #include "tfring_ops/tf/request.h"
 #include "tfring_ops/xla/pins.h"
+#include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/layout_util.h"
 #include "xla/shape_util.h"
@@ -135,6 +138,12 @@ class StartXlaOp : public XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* context) override {
+    Start(context, Inputs(context));
+  }
+
+ protected:
+  // Starts the collective of the first operands, the tensors, in place.
+  void Start(XlaOpKernelContext* context, std::vector<xla::XlaOp> operands) {
     const int count = static_cast<int>(request_.tensors.size());
     std::string attributes = Attribute("request", Encode(request_));
     if (platform == Platform::kCuda) {
@@ -146,7 +155,6 @@ class StartXlaOp : public XlaOpKernel {
       absl::StrAppend(&attributes, ", ",
                       Attribute("place", first ? kFirstOfChain : ""));
     }
-    std::vector<xla::XlaOp> operands = Inputs(context);
     for (int i = 0; i < count; ++i) operands[i] = Pin(operands[i]);
     SetOutputs(context, InPlaceCall(context, kStartCall, operands, count,
                                     {HandleShape()},
@@ -155,6 +163,57 @@ class StartXlaOp : public XlaOpKernel {
 
  private:
   CollectiveRequest request_;
+};
+
+// Note [Shares under XLA]
+//
+// XLA:CPU makes everything as soon as it can, and so would make the whole
+// tensors of all gathers first, and keep them.  So a call puts a share into a
+// whole tensor, which also takes the handle of the start before it.
+template <Platform platform>
+class GatherSharesXlaOp
+    : public StartXlaOp<CollectiveKind::kGatherInPlace, platform> {
+ public:
+  explicit GatherSharesXlaOp(OpKernelConstruction* context)
+      : StartXlaOp<CollectiveKind::kGatherInPlace, platform>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+    OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
+  }
+
+  void Compile(XlaOpKernelContext* context) override {
+    std::vector<xla::XlaOp> operands = Inputs(context);
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const absl::StatusOr<xla::Shape> share =
+          context->builder()->GetShape(operands[i]);
+      OP_REQUIRES_OK(context, share.status());
+      const xla::Shape whole =
+          DenseShape(share->element_type(), shapes_[i].dim_sizes());
+      operands[i] = Place(context, operands[i], *share, operands.back(), whole,
+                          begins_[i]);
+    }
+    this->Start(context, std::move(operands));
+  }
+
+ private:
+  static xla::XlaOp Place(XlaOpKernelContext* context, xla::XlaOp share,
+                          const xla::Shape& share_shape, xla::XlaOp previous,
+                          const xla::Shape& whole, int64_t begin) {
+    if (platform == Platform::kHost) {
+      return xla::GetTupleElement(
+          InPlaceCall(context, kPlaceCall, {share, previous}, /*count=*/0,
+                      {whole}, Begin(begin)),
+          0);
+    }
+    const int64_t behind = xla::ShapeUtil::ElementsIn(whole) - begin -
+                           xla::ShapeUtil::ElementsIn(share_shape);
+    const xla::XlaOp flat = xla::PadInDim(
+        share, xla::Zero(context->builder(), whole.element_type()),
+        /*dimno=*/0, begin, behind);
+    return xla::Reshape(flat, whole.dimensions());
+  }
+
+  std::vector<tensorflow::TensorShape> shapes_;
+  std::vector<int64_t> begins_;
 };
 
 class DoneXlaOp : public XlaOpKernel {
@@ -197,6 +256,32 @@ class AfterStartXlaOp : public XlaOpKernel {
       tensor = xla::GetTupleElement(both, 0);
     }
     context->SetOutput(0, tensor);
+  }
+};
+
+// What waits for a tensor depends on its first element.  The host's call keeps
+// XLA from computing the token beforehand.
+template <Platform platform>
+class ComputedXlaOp : public XlaOpKernel {
+ public:
+  using XlaOpKernel::XlaOpKernel;
+
+  void Compile(XlaOpKernelContext* context) override {
+    const absl::StatusOr<xla::Shape> shape =
+        context->builder()->GetShape(context->Input(0));
+    OP_REQUIRES_OK(context, shape.status());
+    const xla::XlaOp first =
+        xla::SliceInDim(Flat(context->Input(0), *shape), /*start_index=*/0,
+                        /*limit_index=*/1, /*stride=*/1, /*dimno=*/0);
+    if (platform == Platform::kHost) {
+      return SetOutputs(context, InPlaceCall(context, kComputedCall, {first},
+                                             /*count=*/0, {HandleShape()},
+                                             /*attributes=*/""));
+    }
+    const xla::XlaOp both = xla::OptimizationBarrier(
+        xla::Tuple(context->builder(),
+                   {first, xla::ConstantR0<int64_t>(context->builder(), 0)}));
+    context->SetOutput(0, xla::GetTupleElement(both, 1));
   }
 };
 
@@ -282,7 +367,11 @@ class WriteShareXlaOp : public XlaOpKernel {
   REGISTER_KERNEL_BUILDER(                                                   \
       Name("TfringGatherInPlaceStart").Device(DEVICE),                       \
       StartXlaOp<CollectiveKind::kGatherInPlace, PLATFORM>);                 \
+  REGISTER_KERNEL_BUILDER(Name("TfringGatherSharesStart").Device(DEVICE),    \
+                          GatherSharesXlaOp<PLATFORM>);                      \
   REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE), DoneXlaOp);     \
+  REGISTER_KERNEL_BUILDER(Name("TfringComputed").Device(DEVICE),             \
+                          ComputedXlaOp<PLATFORM>);                          \
   REGISTER_KERNEL_BUILDER(Name("TfringAfterStart").Device(DEVICE),           \
                           AfterStartXlaOp<PLATFORM>);                        \
   REGISTER_KERNEL_BUILDER(Name("TfringReadShare").Device(DEVICE),            \

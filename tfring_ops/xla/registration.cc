@@ -20,6 +20,10 @@ XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kReadCall, "Host",
                          tfring_host_read);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kWriteCall, "Host",
                          tfring_host_write);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kPlaceCall, "Host",
+                         tfring_host_place);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kComputedCall, "Host",
+                         tfring_host_computed);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "CUDA",
                          tfring_cuda_start);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "CUDA",

@@ -180,9 +180,10 @@ class GatherInPlace final : public Collective {
                                 element_bytes);
       }
       const int rank = context.ring().transport.rank();
-      const auto* const own =
-          static_cast<const std::byte*>(entry.buffers[i].input) +
-          ShareOfRank(tensor, rank, size).offset * element_bytes;
+      const auto* own = static_cast<const std::byte*>(entry.buffers[i].input);
+      if (!entry.inputs_are_shares) {
+        own += ShareOfRank(tensor, rank, size).offset * element_bytes;
+      }
       TFRING_RETURN_IF_ERROR(
           Gather(context, own, entry.buffers[i].output, bytes_of_rank));
     }
