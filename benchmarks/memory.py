@@ -2,14 +2,15 @@ r"""Measures peak memory and time of memory-saving training steps.
 
   .venv/bin/python benchmarks/memory.py --model=vgg16 --policies=none,all,auto
   tfringrun -np 2 .venv/bin/python benchmarks/memory.py \
-      --policies=whole,sharded
+      --model=gpt384 --batch_size=2 --policies=whole,sharded,parameters
 
-It runs on this rank alone, without collectives, except for the policies "whole"
-and "sharded". The peak is the most that TensorFlow's allocator has allocated at
-once, with weights and batch.
+It runs on this rank alone, without collectives, except for the policies
+"whole", "sharded" and "parameters". The peak is the most that TensorFlow's
+allocator has allocated at once, with weights and batch.
 """
 
 import argparse
+import contextlib
 import gc
 import statistics
 import time
@@ -28,7 +29,7 @@ from tfring.bench.measure import cpu_seconds
 from tfring.bench.statistics import Row, Spread
 
 # The policies that train by an optimizer, on all ranks together.
-OPTIMIZERS = ("whole", "sharded")
+OPTIMIZERS = ("whole", "sharded", "parameters")
 
 # With a budget the second step has a plan, and tfring prints after the third.
 _WARM_UP_STEPS = 4
@@ -66,7 +67,7 @@ def measure(
         optimizer = None
         if who in OPTIMIZERS:
             optimizer = tfring.DistributedOptimizer(
-                "adam", shard_states=who == "sharded"
+                "adam", shard_states=who != "whole"
             )
         rows.append(_measure_policy(options, who, offload, optimizer))
         if optimizer is not None:
@@ -88,13 +89,20 @@ def _measure_policy(
     # TensorFlow keeps the variables of deleted functions.
     left = _memory_info("current") if optimizer is not None else 0
     keras.utils.set_random_seed(0)
-    step = _step(
-        options.model,
-        options.batch_size,
-        offload,
-        optimizer,
-        remat=who == "remat",
-    )
+    sharded = contextlib.nullcontext()
+    if who == "parameters":
+        sharded = tfring.shard_parameters(
+            min_elements=1024, group_bytes=sizes.parse_bytes(options.group)
+        )
+    with sharded:
+        step = _step(
+            options.model,
+            options.batch_size,
+            offload,
+            optimizer,
+            remat=who == "remat",
+            jit_compile=options.jit_compile,
+        )
     for _ in range(_WARM_UP_STEPS):
         step()
     seconds, cpu, peaks = [], [], []
@@ -141,11 +149,12 @@ def _step(
     optimizer: Any,
     *,
     remat: bool,
+    jit_compile: bool = False,
 ) -> Callable[[], Any]:
     """Returns a training step of a model, on the same data in each call."""
     shape, blocks, head = _MODELS[name]()
     calls = [_remat(block) for block in blocks] if remat else blocks
-    if name == "gpt":
+    if name.startswith("gpt"):
         x = tf.random.stateless_uniform(
             [batch_size, *shape], [0, 1], 0, _LETTERS, tf.int32
         )
@@ -164,7 +173,7 @@ def _step(
         for variable in layer.trainable_weights
     ]
 
-    @tf.function
+    @tf.function(jit_compile=jit_compile or None)
     def step() -> Any:
         with tf.GradientTape() as tape:
             loss = loss_of(tf.identity(x))
@@ -278,11 +287,17 @@ def _gpt() -> _Model:
     return (128,), blocks, layers.Dense(_LETTERS)
 
 
+def _gpt384() -> _Model:
+    blocks = [layers.Embedding(_LETTERS, 384), *(Block(384) for _ in range(8))]
+    return (32,), blocks, layers.Dense(_LETTERS)
+
+
 _MODELS: dict[str, Callable[[], _Model]] = {
     "mlp": _mlp,
     "vgg16": _vgg16,
     "unet": _unet,
     "gpt": _gpt,
+    "gpt384": _gpt384,
 }
 
 
@@ -317,9 +332,13 @@ def main() -> None:
         type=program.words,
         default="none,all,conv",
         help="none; remat (keras.remat of each block); all, conv and auto (by "
-        "tfring.Offload); whole and sharded (Adam's states on every rank, or "
-        "shared out between the ranks)",
+        "tfring.Offload); whole, sharded and parameters (Adam's states on "
+        "every rank, or shared out between the ranks, or with the parameters)",
     )
+    parser.add_argument(
+        "--group", default="7m", help="group_bytes of the policy parameters"
+    )
+    parser.add_argument("--jit_compile", action="store_true")
     parser.add_argument(
         "--budgets",
         type=program.words,
