@@ -59,14 +59,15 @@ def test_one_rank_of_an_elastic_job_shards(initialized, monkeypatch):
     assert layer(tf.ones((2, 200))).shape == (2, 200)
 
 
-def test_other_ranks_have_other_shares(initialized, monkeypatch):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_other_ranks_have_other_shares(initialized, monkeypatch, jit_compile):
     monkeypatch.setattr(runtime, "may_grow", lambda: True)
     with tfring.shard_parameters():
         kernel = dense().kernel
     [share] = parameters_of([kernel])
     whole = share.stored.numpy().reshape(200, 200)
 
-    @tf.function
+    @tf.function(jit_compile=jit_compile)
     def total():
         return tf.reduce_sum(kernel.value)
 
@@ -81,7 +82,9 @@ def test_other_ranks_have_other_shares(initialized, monkeypatch):
         cut.stored.numpy(), whole.ravel()[cut.begin :]
     )
     # What was traced for the earlier ranks would read shares of others.
-    with pytest.raises(tf.errors.InvalidArgumentError):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="the ranks have changed since"
+    ):
         total()
 
 
@@ -92,8 +95,9 @@ def test_a_share_does_not_keep_the_whole_alive():
         return tf.config.experimental.get_memory_info("CPU:0")["current"]
 
     before = allocated()
-    whole = tf.random.normal([1 << 20])
-    share = copied_range(whole, 0, 1 << 19)
+    whole = tf.random.normal([1 << 23])
+    share = copied_range(whole, 0, 1 << 22)
     del whole
-    assert allocated() - before < 1.2 * 4 * (1 << 19)
-    assert share.shape == [1 << 19]
+    # Earlier tests may allocate meanwhile.
+    assert allocated() - before < 1.5 * 4 * (1 << 22)
+    assert share.shape == [1 << 22]

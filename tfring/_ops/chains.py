@@ -199,6 +199,7 @@ def start_gather_shares(
         x=shares,
         shapes=shapes,
         begins=begins,
+        counts=[int(share.shape[0]) for share in shares],
         **common,
     )
 

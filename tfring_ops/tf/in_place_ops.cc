@@ -2,6 +2,7 @@
 // have the shapes of their inputs.  Also their Done, which the reducescatter of
 // row_ops.cc shares.
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -67,13 +68,14 @@ TFRING_START("TfringGatherInPlaceStart")
     .SetShapeFn(LikeInputsAndScalar);
 
 // The same of this rank's shares, which are flat: the outputs have `shapes`.
-// XLA lets the engine read a share from its place in the whole tensor, which
-// begins at element `begins` of it.
+// Share i has `counts[i]` elements, the first of which is element `begins[i]`
+// of the whole tensor.
 TFRING_START("TfringGatherSharesStart")
     .Output("buf: N * T")
     .Output("handle: int64")
     .Attr("shapes: list(shape)")
     .Attr("begins: list(int)")
+    .Attr("counts: list(int)")
     .SetShapeFn([](InferenceContext* context) {
       std::vector<tensorflow::PartialTensorShape> shapes;
       TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));
@@ -121,6 +123,7 @@ class GatherSharesStartOp : public StartOp {
   explicit GatherSharesStartOp(OpKernelConstruction* context)
       : StartOp(context, CollectiveKind::kGatherInPlace) {
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+    OP_REQUIRES_OK(context, context->GetAttr("counts", &counts_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -129,19 +132,23 @@ class GatherSharesStartOp : public StartOp {
     entry.request = request();
     entry.inputs_are_shares = true;
     for (int i = 0; i < count(); ++i) {
+      const Tensor& share = context->input(i);
+      OP_REQUIRES_OK(context,
+                     CheckShare(request(), i, share.NumElements(), counts_[i]));
       const auto sizes = shapes_[i].dim_sizes();
       entry.request.tensors[i].dims.assign(sizes.begin(), sizes.end());
       Tensor* whole = nullptr;
       OP_REQUIRES_OK(context, context->allocate_output(i, shapes_[i], &whole));
-      tensors->in_use.push_back(context->input(i));
+      tensors->in_use.push_back(share);
       tensors->in_use.push_back(*whole);
-      entry.buffers.push_back({context->input(i).data(), whole->data()});
+      entry.buffers.push_back({share.data(), whole->data()});
     }
     Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
   }
 
  private:
   std::vector<TensorShape> shapes_;
+  std::vector<int64_t> counts_;
 };
 
 class DoneOp : public CollectOp {

@@ -2,6 +2,9 @@
 #ifndef TFRING_OPS_TF_REQUEST_H_
 #define TFRING_OPS_TF_REQUEST_H_
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tfring_ops/engine/tensor_entry.h"
@@ -18,6 +21,11 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
 // the wire type, the process set, and a name or nothing.
 absl::StatusOr<CollectiveRequest> ReadAllreduce(
     tensorflow::OpKernelConstruction* context);
+
+// An error if the share of tensor `index` has not `expected` elements: the
+// ranks have changed since the function was traced.
+absl::Status CheckShare(const CollectiveRequest& request, int index,
+                        int64_t count, int64_t expected);
 
 }  // namespace tfring
 

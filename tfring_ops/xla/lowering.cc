@@ -142,6 +142,8 @@ class StartXlaOp : public XlaOpKernel {
   }
 
  protected:
+  const CollectiveRequest& request() const { return request_; }
+
   // Starts the collective of the first operands, the tensors, in place.
   void Start(XlaOpKernelContext* context, std::vector<xla::XlaOp> operands) {
     const int count = static_cast<int>(request_.tensors.size());
@@ -178,6 +180,7 @@ class GatherSharesXlaOp
       : StartXlaOp<CollectiveKind::kGatherInPlace, platform>(context) {
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
     OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
+    OP_REQUIRES_OK(context, context->GetAttr("counts", &counts_));
   }
 
   void Compile(XlaOpKernelContext* context) override {
@@ -186,6 +189,9 @@ class GatherSharesXlaOp
       const absl::StatusOr<xla::Shape> share =
           context->builder()->GetShape(operands[i]);
       OP_REQUIRES_OK(context, share.status());
+      OP_REQUIRES_OK(
+          context, CheckShare(this->request(), static_cast<int>(i),
+                              xla::ShapeUtil::ElementsIn(*share), counts_[i]));
       const xla::Shape whole =
           DenseShape(share->element_type(), shapes_[i].dim_sizes());
       operands[i] = Place(context, operands[i], *share, operands.back(), whole,
@@ -214,6 +220,7 @@ class GatherSharesXlaOp
 
   std::vector<tensorflow::TensorShape> shapes_;
   std::vector<int64_t> begins_;
+  std::vector<int64_t> counts_;
 };
 
 class DoneXlaOp : public XlaOpKernel {
