@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfring._checkpoint import callback_states
 from tfring._checkpoint.contents import Item, Rule, own_items
 from tfring._checkpoint.files import Files
-from tfring._checkpoint.host_copy import HostCopy
+from tfring._checkpoint.host_copy import HostCopy, host_array
 from tfring._checkpoint.saver import Settings
 from tfring._checkpoint.schedule import Schedule, Signals
 
@@ -167,7 +167,7 @@ def test_a_copy_is_written_as_it_was(tmp_path, dtype):
     }
     memory = HostCopy()
     for _ in range(2):  # The second uses the memory of the first.
-        copies = memory.copy(values)
+        copies = memory.take({n: host_array(v) for n, v in values.items()})
     Files().write_tensors(tmp_path / "part", copies)
     read = Files().open_tensors(tmp_path / "part")
     for name, value in values.items():
@@ -175,11 +175,41 @@ def test_a_copy_is_written_as_it_was(tmp_path, dtype):
         np.testing.assert_array_equal(read(name), value.numpy())
 
 
-def test_a_copy_does_not_change_with_its_variable():
-    variable = tf.Variable([1.0, 2.0])
-    copies = HostCopy().copy({"variable": tf.convert_to_tensor(variable)})
-    variable.assign_add([1.0, 1.0])
-    np.testing.assert_array_equal(copies["variable"], [1, 2])
+# How a training changes a variable.
+_CHANGES = {
+    "assign": lambda v: v.assign(v * 2 + 1),
+    "assign_add": lambda v: v.assign_add(tf.ones_like(v)),
+    "rows": lambda v: v.scatter_nd_add([[0], [2]], tf.ones([2, v.shape[1]])),
+    "slices": lambda v: v.scatter_sub(
+        tf.IndexedSlices(tf.ones([1, v.shape[1]]), tf.constant([1]))
+    ),
+    "slice": lambda v: v[1:2].assign(tf.zeros([1, v.shape[1]])),
+    "fused": lambda v: tf.raw_ops.ResourceApplyGradientDescent(
+        var=v.handle, alpha=1.0, delta=tf.ones_like(v)
+    ),
+}
+
+
+@pytest.mark.parametrize("traced", ["eagerly", "graph", "xla"])
+@pytest.mark.parametrize("change", _CHANGES)
+def test_a_value_stays_while_its_variable_changes(change, traced):
+    # The shape is large enough for XLA to run in parallel.
+    variable = tf.Variable(tf.random.normal([512, 1024]))
+    expected = variable.numpy().copy()
+
+    def step():
+        _CHANGES[change](variable)
+
+    if traced != "eagerly":
+        step = tf.function(step, jit_compile=traced == "xla")
+    held = {"variable": host_array(tf.convert_to_tensor(variable))}
+    step()
+    assert not np.array_equal(variable, expected)
+    step()
+    copies = HostCopy().take(held)
+    assert not held
+    step()
+    np.testing.assert_array_equal(copies["variable"], expected)
 
 
 def test_random_generators_go_on():

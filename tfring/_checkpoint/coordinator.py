@@ -10,18 +10,23 @@ ranks come to the end of a phase in the same step, since they vote on it.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tfring._checkpoint.contents import Item, own_items
 from tfring._checkpoint.folder import FORMAT, Folder
-from tfring._checkpoint.host_copy import HostCopy, needed_bytes
+from tfring._checkpoint.host_copy import (
+    Array,
+    HostCopy,
+    host_array,
+    needed_bytes,
+)
 from tfring._checkpoint.requeue import requeue
 from tfring._checkpoint.schedule import Schedule, Signals
 from tfring._core import runtime
@@ -94,7 +99,6 @@ class Coordinator:
         self._requeues = requeues
         self._thread = ThreadPoolExecutor(1, "tfring checkpoint")
         self._memory = HostCopy()
-        self._reserved: Future[None]
         self._writing: _Writing | None = None
         self._number = 0
         self._next_vote = 0
@@ -102,8 +106,6 @@ class Coordinator:
         # The signal that the ranks have agreed on.
         self._signal = 0
         self._has_failed = False
-        # How long the last checkpoint has held up the training, in seconds.
-        self.standstill_seconds = 0.0
 
     def begin(
         self, step: int, items: Sequence[Item], *, goes_on: bool = False
@@ -140,7 +142,7 @@ class Coordinator:
         size_bytes = needed_bytes(
             values[n].shape.num_elements() * values[n].dtype.size for n in own
         )
-        self._reserved = self._thread.submit(self._memory.reserve, size_bytes)
+        self._thread.submit(self._memory.reserve, size_bytes)
 
     def vote(self, step: int, *, is_last: bool = False) -> Wish:
         """Has the ranks agree at the end of a step, or of an epoch.
@@ -183,7 +185,9 @@ class Coordinator:
         extras: Mapping[str, Any],
         states: Mapping[str, Any],
     ) -> None:
-        """Copies the training's state, and has threads write it. Collective.
+        """Has the threads copy the training's state and write it. Collective.
+
+        The training may go on at once; see `host_copy`.
 
         Args:
             step: How many steps there have been.
@@ -191,12 +195,11 @@ class Coordinator:
             extras: Further arrays of this rank, by their keys.
             states: What this rank has besides, as JSON holds it.
         """
-        began = time.perf_counter()
         self.wait()
         values = [item.value() for item in items]
         chosen = own_items(items, values, runtime.rank(), runtime.size())
-        own = {items[n].key: values[n] for n in chosen}
-        own |= {key: tf.convert_to_tensor(each) for key, each in extras.items()}
+        own = {items[n].key: host_array(values[n]) for n in chosen}
+        own |= {key: np.array(each) for key, each in extras.items()}
         part = {
             **states,
             "rank": runtime.rank(),
@@ -205,19 +208,19 @@ class Coordinator:
                 *({"key": key, "rule": "extra"} for key in extras),
             ],
         }
-        # The thread still fills the memory if this is early.
-        self._reserved.result()
-        copies = self._memory.copy(own)
         number, self._number = self._number, self._number + 1
         future = self._thread.submit(
-            self._folder.write_part, number, runtime.rank(), copies
+            self._write_part, number, runtime.rank(), own
         )
         parts = [part]
         self._writing = _Writing(number, step, False, future, parts)
         self._schedule.begin(step)
         self._next_vote = step + 1
         self._is_due = False
-        self.standstill_seconds = time.perf_counter() - began
+
+    def _write_part(self, number: int, rank: int, own: dict[str, Array]) -> Any:
+        copies = self._memory.take(own)
+        return self._folder.write_part(number, rank, copies)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is complete. Collective."""

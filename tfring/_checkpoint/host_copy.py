@@ -3,16 +3,24 @@
 Note [One arena]: the first write to a page of memory costs more than the copy
 itself. So the memory is kept from one checkpoint to the next, and its pages are
 touched by the thread before the first one. TensorFlow reads it in place.
+
+Note [Copied while the next step runs]: a tensor that was read from a variable
+is the variable's own memory. As long as somebody holds the tensor, TensorFlow
+gives the variable other memory when it changes. So the training goes on at
+once, and the thread has until the end of the next step to copy; what it has not
+copied by then TensorFlow copies. The values of a GPU come to the host at once,
+since there may be no memory for two of them on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+Array = np.ndarray[Any, Any]
 # TensorFlow wants its tensors at such addresses.
 _ALIGNMENT_BYTES = 64
 
@@ -30,13 +38,17 @@ class HostCopy:
             self._memory = _aligned(size_bytes)
             self._memory.fill(0)
 
-    def copy(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns copies, which are valid until the next call."""
-        arrays = {name: _array_of(value) for name, value in values.items()}
+    def take(self, arrays: dict[str, Array]) -> dict[str, tf.Tensor]:
+        """Copies arrays, and takes each from the dictionary when it is copied.
+
+        Returns:
+            The copies, which are valid until the next call.
+        """
         self.reserve(needed_bytes(array.nbytes for array in arrays.values()))
         begin = 0
         copies = {}
-        for name, array in arrays.items():
+        for name in list(arrays):
+            array = arrays.pop(name)
             place = self._memory[begin : begin + array.nbytes]
             copied = place.view(array.dtype).reshape(array.shape)
             np.copyto(copied, array)
@@ -45,34 +57,34 @@ class HostCopy:
         return copies
 
 
-def needed_bytes(sizes: Any) -> int:
+def needed_bytes(sizes: Iterable[int]) -> int:
     """Returns how much memory arrays of such sizes need, in bytes."""
     return sum(
         -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes
     )
 
 
-def _aligned(size_bytes: int) -> np.ndarray[Any, Any]:
+def _aligned(size_bytes: int) -> Array:
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT_BYTES
     return memory[begin : begin + size_bytes]
 
 
-def _array_of(value: tf.Tensor) -> np.ndarray[Any, Any]:
-    """Returns a tensor's own memory as an array, where its dtype allows that.
+def host_array(value: tf.Tensor) -> Array:
+    """Returns a tensor's own memory as an array, where that can be.
 
-    `numpy()` is a copy, into memory whose pages are not in place.
+    It is a copy if the tensor is on a GPU or its dtype does not allow it.
     """
     if value.dtype == tf.bfloat16:
         bits = np.asarray(tf.bitcast(value, tf.uint16))
         return bits.view(tf.bfloat16.as_numpy_dtype)
     if np.dtype(value.dtype.as_numpy_dtype).kind == "V":  # float8 and the like
-        copied: np.ndarray[Any, Any] = value.numpy()
+        copied: Array = value.numpy()
         return copied
     return np.asarray(value)
 
 
-def _in_place(array: np.ndarray[Any, Any]) -> tf.Tensor:
+def _in_place(array: Array) -> tf.Tensor:
     """Returns a tensor in an array's memory, where its dtype allows that."""
     if array.dtype == tf.bfloat16.as_numpy_dtype:
         return tf.bitcast(_in_place(array.view(np.uint16)), tf.bfloat16)

@@ -217,11 +217,6 @@ class Saver:
         """Gives signals their handlers back."""
         self._coordinator.close()
 
-    @property
-    def standstill_seconds(self) -> float:
-        """How long the last checkpoint has held up the training, in seconds."""
-        return self._coordinator.standstill_seconds
-
 
 class SavingCallback(LastInFit):
     """A callback with a saver, which `tfring.elastic.fit` uses by itself.
