@@ -30,7 +30,7 @@ from tfring.rendezvous import handshake, wire
 RANKS_PER_HOST = 8
 LATENCY_SECONDS = 20e-6
 BYTES_PER_SECOND = 12.5e9
-# As the mesh's hello.
+# What a rank tells another when it connects to it.
 HELLO = {
     "role": "data",
     "generation": 2,
@@ -38,8 +38,8 @@ HELLO = {
     "worker": "w1023",
     "to": "w512",
 }
-# A connection: TCP's own three messages count as one, and then come the
-# greeting, the hello and the proof. Each waits for the one before.
+# A connection takes TCP's handshake, which counts as one message, a greeting,
+# the hello and a proof. Each waits for the one before.
 CONNECTION_MESSAGES = 4
 
 
@@ -78,7 +78,7 @@ def measure_connections(count: int = 1000) -> ConnectionCosts:
 
 
 def seconds_of(call: Callable[[], Any], times: int = 5) -> float:
-    """Returns the CPU seconds of a call, the least of some."""
+    """Returns the least CPU seconds of several calls."""
     least = float("inf")
     for _ in range(times):
         begin = time.thread_time()
@@ -99,7 +99,7 @@ def seconds_to_send(frame: bytes) -> float:
             while left > 0:
                 left -= len(receiver.recv(left))
 
-        # Half of it is the receiver's.
+        # This thread also receives, which takes half of the time.
         return seconds_of(send) / 2 * len(frame) / len(part)
 
 
@@ -174,8 +174,8 @@ def connect_all(begins: list[float], costs: ConnectionCosts) -> float:
     the higher ones meanwhile; its two threads share a core.
 
     Returns:
-        When the last rank has all its connections. `begins` are the times at
-        which the ranks begin.
+        The time at which the last rank has all its connections, if the ranks
+        begin at the times `begins`.
     """
     ranks = len(begins)
     # Each message has a part of the work of the side that gets it, and the

@@ -31,8 +31,8 @@ struct Cluster {
   bool link_per_rank;
   double reduced_bytes_per_second;
   int64_t segment_bytes;
-  // Of a leaf switch of kNodesPerLeaf nodes, to the spine; 0 is one switch for
-  // all nodes.
+  // How many links lead from a leaf switch of kNodesPerLeaf nodes to the spine.
+  // With 0 all nodes are on one switch.
   int uplinks_per_leaf = 0;
   uint32_t placement_seed = 0;
 };

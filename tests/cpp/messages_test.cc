@@ -164,7 +164,7 @@ class RequestListDecoderTest : public testing::Test {
 TEST_F(RequestListDecoderTest, RanksThatSendTheSameShareObjects) {
   const auto first = Decode(0, "abc");
   EXPECT_EQ(Decode(1, "abc"), first);
-  // In other lists, and in the next step.
+  // So do ranks whose lists are cut elsewhere, and the lists of the next step.
   EXPECT_EQ(Decode(2, "a")[0], first[0]);
   EXPECT_EQ(Decode(2, "bc")[1], first[2]);
   EXPECT_EQ(Decode(1, "abc"), first);

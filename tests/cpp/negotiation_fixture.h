@@ -40,8 +40,8 @@ class NegotiationTest : public testing::Test {
     return options;
   }
 
-  // As the negotiator does: rank 0 is the coordinator's, and the others'
-  // requests arrive in lists.
+  // Gives the coordinator a request as the negotiator does: rank 0's as it is,
+  // and another rank's out of a list that has been decoded.
   void Add(int rank, CollectiveRequest request) {
     if (rank == 0) return coordinator_.Add(rank, std::move(request), now_);
     RequestList list;

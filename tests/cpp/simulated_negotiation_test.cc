@@ -95,7 +95,7 @@ class SimulatedNegotiationTest : public testing::Test {
   const Options options_;
   const Members members_{kSize};
   std::vector<std::unique_ptr<SimulatedNegotiator>> negotiators_{kSize};
-  // By rank, in the last step.
+  // What each rank was told in the last step.
   std::vector<Names> decided_{kSize};
   std::vector<std::vector<ErrorResponse>> errors_{kSize};
 };
@@ -110,7 +110,8 @@ TEST_F(SimulatedNegotiationTest, EqualStepsAreSoonAgreedWithoutTheCoordinator) {
   ExpectDecidedOnAllRanks(Gradients());
   const double repeated = step();
   ExpectDecidedOnAllRanks(Gradients());
-  // Two messages of the coordinator for each rank, and then few ways.
+  // In the first step the coordinator receives and sends a message for each
+  // rank. In a repeated one the ranks' progress crosses the network a few times.
   EXPECT_GT(first, 2 * kSize * 1e-6);
   EXPECT_LT(repeated, 10 * 20e-6 + 100e-6);
 }
@@ -122,7 +123,7 @@ TEST_F(SimulatedNegotiationTest, ARankMayHaveAnotherOrderOrOneGradientMore) {
     if (rank == 200) std::swap(names[4], names[9]);
     return Requests(names);
   });
-  // The last rank to ask for each decides.
+  // The order depends on which rank is the last to ask for a gradient.
   Names expected = decided_[0];
   std::sort(expected.begin(), expected.end());
   Names sorted = Gradients();

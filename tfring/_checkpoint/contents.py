@@ -29,8 +29,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._core.process_sets import global_process_set
+from tfring._gradients import powersgd_of_tapes
 from tfring._gradients.local_variables import inner_variable
-from tfring._gradients.powersgd import ERROR, RIGHT, low_ranks_of_tapes
+from tfring._gradients.powersgd import ERROR, RIGHT
 from tfring._gradients.rounds import Gossip
 from tfring._state.kinds import Kind, kind_of, rounds_among
 from tfring._state.model_state import local_variables_of, without_metrics
@@ -56,7 +57,7 @@ class Rule(enum.Enum):
     OWN = "own"
 
 
-# How the keys of the states of tapes begin.
+# The prefix of the keys of the states of tapes.
 _OF_TAPES = "low-rank-of-tapes-"
 _RULE_OF_KIND = {
     Kind.ALIKE: Rule.ALIKE,
@@ -171,7 +172,7 @@ def _low_rank_items(
             trained = optimizer._trainable_variables
             found.append((f"low-rank-{number}/", low_rank, trained))
     ranks = None if saved is None else _ranks_of_tapes(saved)
-    of_tapes = low_ranks_of_tapes(ranks)
+    of_tapes = powersgd_of_tapes.low_ranks(ranks)
     for number, low_rank in enumerate(of_tapes):
         trained = model.trainable_variables
         found.append((f"{_OF_TAPES}{number}/", low_rank, trained))

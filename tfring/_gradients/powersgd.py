@@ -49,7 +49,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -141,8 +140,8 @@ class LowRank:
     """
 
     def __init__(self, compression: PowerSGD) -> None:
-        # `compression` is not kept: it is a weak key of `_of_tapes`, whose
-        # value this object is.
+        # `compression` is not kept: `powersgd_of_tapes` has it as a weak key,
+        # with this object as the value.
         self._rank, self._start = compression.rank, compression.start
         self._states: dict[Any, _State] = {}
         self._steps: Any = None  # A variable counts the steps up to `start`.
@@ -342,40 +341,6 @@ class LowRank:
         if self.loss_scale is None:
             return error
         return error * tf.cast(self.loss_scale, error.dtype)
-
-
-# Tapes are new in each step, so their state belongs to the compressor.
-_of_tapes: weakref.WeakKeyDictionary[PowerSGD, LowRank] = (
-    weakref.WeakKeyDictionary()
-)
-# The states of a checkpoint, for the compressors that tapes will have.
-_restored: list[LowRank] = []
-
-
-def low_rank_of_tapes(compression: PowerSGD) -> LowRank:
-    """Returns the state that all tapes with this object share.
-
-    Raises:
-        ValueError: A checkpoint has the state of another rank.
-    """
-    if compression not in _of_tapes:
-        low_rank = _restored.pop(0) if _restored else LowRank(compression)
-        low_rank.belong_to(compression)
-        _of_tapes[compression] = low_rank
-    return _of_tapes[compression]
-
-
-def low_ranks_of_tapes(ranks: Sequence[int] | None) -> list[LowRank]:
-    """Returns the states of all tapes that have reduced gradients as factors.
-
-    Args:
-        ranks: The ranks of those in a checkpoint that is to be restored, or
-            None. Tapes that there will be get the states that are missing.
-    """
-    found = [each for each in _of_tapes.values() if each.has_state()]
-    if ranks is not None:
-        _restored[:] = [LowRank(PowerSGD(r)) for r in ranks[len(found) :]]
-    return [*found, *_restored]
 
 
 def _unless_first(

@@ -113,11 +113,12 @@ class EpochData(keras.utils.PyDataset):
     def __init__(self, source: sources.Source, rank: int, size: int) -> None:
         super().__init__(**source.loading)
         self._rest_of = functools.partial(source.rest, rank, size)
-        # How far a step moves the place in the data.
+        # The rows, or batches, that all ranks take in a step.
         self._taken_in_step = source.per_rank * size
         self._rest = self._rest_of(0, 0)
         self._steps = self._rest.steps
-        # The first step that is left, and the place before it.
+        # The first step that this object still gives, and how many rows, or
+        # batches, the ranks had taken before it.
         self._first = self._taken = 0
 
     def __len__(self) -> int:

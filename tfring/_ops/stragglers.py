@@ -31,7 +31,7 @@ _SAMPLED = 0.1
 _LEAST_STEPS = 10
 # A rank is behind if the others wait for it for such a part of each step.
 _LEAST_PART = 0.05
-# A sample is looked at in so many parts of equal time. A rank's part in which
+# The time of a sample is divided into this many equal parts. A part in which
 # some rank had no collective says nothing.
 _PARTS = 20
 _LEAST_PARTS = 10
@@ -50,8 +50,8 @@ class Sample:
         requests: This rank's collectives in it.
         wait_seconds: How long these waited for other ranks, added up.
         input_seconds: How long the rank waited for its input.
-        parts: For each part of the sample's time, as long as another, the
-            collectives in it, and how long they waited.
+        parts: How many collectives there were in each of the sample's equal
+            parts of time, and how long they waited, in seconds.
     """
 
     host: str
@@ -137,10 +137,10 @@ def verdict_on(samples: Mapping[int, Sample]) -> Verdict | None:
 def _share_as_the_last(
     rank: int, samples: Mapping[int, Sample]
 ) -> float | None:
-    """Returns in which share of a sample's time a rank was the last.
+    """Returns the share of a sample's time in which a rank was the last.
 
-    A share of steps would need each step of each rank. Returns None if too few
-    parts have collectives of all ranks.
+    The share of the steps is not known, because ranks do not report each step.
+    Returns None if too few parts have collectives of all ranks.
     """
     was_last = []
     for parts in zip(*(each.parts for each in samples.values()), strict=False):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions, gradient_options
 from tfring._gradients.local_gradients import reduce_gradients
-from tfring._gradients.powersgd import low_rank_of_tapes
+from tfring._gradients.powersgd_of_tapes import low_rank_of
 from tfring._gradients.reduced_by_tape import note_reduced
 from tfring._memory.activations import offload_step
 from tfring._memory.offload_options import Offload
@@ -91,7 +91,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         offload=offload,
-        new_low_rank=low_rank_of_tapes,
+        new_low_rank=low_rank_of,
     )
     return _DistributedGradientTape(gradtape, options)
 
@@ -155,7 +155,7 @@ def PartialDistributedGradientTape(  # noqa: N802
         scale_local_gradients=scale_local_gradients,
         local_layers=local_layers,
         offload=offload,
-        new_low_rank=low_rank_of_tapes,
+        new_low_rank=low_rank_of,
     )
     return _DistributedGradientTape(gradtape, options)
 

@@ -140,9 +140,10 @@ struct KnownRequest {
 
 // Decodes the request lists of all ranks.
 //
-// Ranks send the same requests, most of them in the same order: the request
-// behind one that two ranks have sent is likely to be the same again.  So its
-// bytes are compared with the other rank's, and decoded only if they differ.
+// Ranks send the same requests, most of them in the same order: if two ranks
+// have sent the same request, their next ones are likely to be the same, too.
+// So the bytes of a request are compared with those of the other rank's, and
+// decoded only if they differ.
 // Requests that the engine has named are not remembered, because no step has
 // the name of another.
 //
