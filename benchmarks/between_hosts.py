@@ -34,14 +34,13 @@ class Figure:
 
 
 def measure(hosts: int, options: argparse.Namespace) -> list[Figure]:
-    """Runs tfring-bench across the hosts, and once more without MPI."""
+    """Runs tfring-bench across the hosts, over TCP and over MPI."""
     figures = []
-    launchers = {"": (options.peers, ())}
-    if options.tcp:
-        elastic = ("--elastic", "--min-np", str(hosts * options.ranks))
-        launchers[", no MPI"] = ("", elastic)
+    ways = {"": (options.peers, {})}
+    if options.over_mpi:
+        ways[", over MPI"] = ("", {"TFRING_BETWEEN_HOSTS": "mpi"})
     with program.network(hosts, options.rate_mbit) as network:
-        for how, (peers, launcher) in launchers.items():
+        for how, (peers, env) in ways.items():
             rows = program.rows_between_hosts(
                 network,
                 [
@@ -52,7 +51,7 @@ def measure(hosts: int, options: argparse.Namespace) -> list[Figure]:
                     f"--rounds={options.rounds}",
                 ],
                 ranks=options.ranks,
-                launcher=launcher,
+                env=env,
             )
             figures += [
                 figure(hosts, row["who"] + how, row, options.rate_mbit)
@@ -121,10 +120,10 @@ def main() -> None:
         "--peers", default="mpi,gloo", help="as that of tfring-bench"
     )
     parser.add_argument(
-        "--tcp",
+        "--over_mpi",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="tfring runs once more without MPI, as in elastic jobs",
+        help="tfring runs once more, with MPI between the hosts",
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
     parser.add_argument(

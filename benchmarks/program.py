@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,16 @@ def rows_between_hosts(
     program: Sequence[object],
     *,
     ranks: int = 1,
-    launcher: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Returns `rows_of_job` of a job with `ranks` ranks on each host."""
     return rows_of_job(
         program,
-        launcher=["-H", hosts.slots(ranks), *launcher],
+        launcher=["-H", hosts.slots(ranks)],
         start=hosts.popen,
-        env={"TF_NUM_INTRAOP_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            **(env or {}),
+        },
     )

@@ -13,7 +13,7 @@ is neither, unless the user has chosen.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 # Where the kernel lists InfiniBand, RoCE, Omni-Path and EFA, and Slingshot.
@@ -24,6 +24,10 @@ _GPUS = (
     Path("/sys/class/kfd/kfd/topology/nodes"),
 )
 _SETTING = "OMPI_MCA_btl"
+# What tfring itself chooses, here and in tfringrun.
+_OWN_CHOICES = ("^ofi", "^tcp,ofi")
+# Further variables by which users choose Open MPI's transports.
+_CHOICES = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "UCX_TLS")
 _UCX_HOOKS = "UCX_MEM_MMAP_HOOK_MODE"
 
 
@@ -33,9 +37,21 @@ def skip_absent(
     devices: tuple[Path, ...] = _DEVICES,
 ) -> None:
     """Tells Open MPI, by the environment, not to look for fabrics."""
-    if any(map(_has_entries, devices)) or any(map(_chooses, files)):
-        return
-    environment.setdefault(_SETTING, "^ofi")
+    if _are_unknown(files, devices):
+        environment.setdefault(_SETTING, "^ofi")
+
+
+def are_absent(
+    environment: Mapping[str, str],
+    files: tuple[Path, ...],
+    devices: tuple[Path, ...] = _DEVICES,
+) -> bool:
+    """Tells whether there is no fabric, and the user chooses no transport."""
+    return (
+        _are_unknown(files, devices)
+        and environment.get(_SETTING, "^ofi") in _OWN_CHOICES
+        and not any(name in environment for name in _CHOICES)
+    )
 
 
 @contextlib.contextmanager
@@ -73,6 +89,11 @@ def files_of_settings(
     if prefix := environment.get("OPAL_PREFIX"):
         files.append(Path(prefix) / "etc/openmpi-mca-params.conf")
     return tuple(files)
+
+
+def _are_unknown(files: tuple[Path, ...], devices: tuple[Path, ...]) -> bool:
+    """Tells whether neither the kernel nor the user's files name a fabric."""
+    return not any(map(_has_entries, devices)) and not any(map(_chooses, files))
 
 
 def _has_entries(folder: Path) -> bool:

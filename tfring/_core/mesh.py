@@ -1,4 +1,4 @@
-"""Connections between the workers of an elastic job, by generation and channel.
+"""Connections between the ranks of a job, by generation and channel.
 
 Each worker listens at one address for as long as it lives. The member with the
 higher rank connects: at once in a control channel, and in a data channel when
@@ -82,6 +82,7 @@ class Mesh:
         # Connections that other members have made before this worker asked for
         # them, by generation, channel and worker.
         self._came: dict[tuple[int, str, str], socket.socket] = {}
+        self._is_closed = False
         threading.Thread(
             target=self._accept, name="tfring mesh", daemon=True
         ).start()
@@ -232,12 +233,18 @@ class Mesh:
         ):
             channel.send({"why": why})
 
+    def close(self) -> None:
+        """Accepts no more connections, within a second."""
+        self._is_closed = True
+
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             with contextlib.suppress(OSError):
-                accepted = self._listener.accept(60.0)
+                accepted = self._listener.accept(1.0)
                 if accepted is not None:
                     self._admit(*accepted)
+        self._listener.close()
+        self.begin(self._generation + 1)
 
     def _admit(self, sock: socket.socket, hello: dict[str, Any]) -> None:
         with self._state:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfring import _build_info
-from tfring._core import joint_steps, native, settings
+from tfring._core import between_hosts, joint_steps, native, settings
+from tfring._core.between_hosts import TcpRanks
 from tfring._core.job import Job, Topology
 
 if TYPE_CHECKING:
@@ -24,9 +25,18 @@ _unusable: str | None = None
 class MpiJob(Job):
     """The ranks of a communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, topology: Topology) -> None:
-        """Duplicates the communicator, because the caller may free its own."""
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        topology: Topology,
+        tcp: TcpRanks | None = None,
+    ) -> None:
+        """Takes the communicator over.
+
+        `tcp` has the connections that the engines use in place of MPI.
+        """
         self._comm = comm
+        self._tcp = tcp
         self.topology = topology
 
     @property
@@ -49,6 +59,8 @@ class MpiJob(Job):
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:
+        if self._tcp is not None:
+            return self._tcp.connections.add_process_set(process_set_id, ranks)
         part, handle = None, 0
         if self.topology.rank in ranks:
             group = self.comm.Get_group().Incl(list(ranks))
@@ -65,11 +77,13 @@ class MpiJob(Job):
         return None if error is None else error.decode()
 
     def leave(self) -> None:
+        if self._tcp is not None:
+            self._tcp.close()
         self._comm.Free()
 
     def next(self, steps: int) -> MpiJob:
         job = join(self._comm)
-        self._comm.Free()
+        self.leave()
         return job
 
 
@@ -149,19 +163,26 @@ def _check_before_start(comm: Any) -> None:
             "'multiple', or use an MPI library that provides it."
         )
     native.check_settings()
+    settings.between_hosts()
 
 
-def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
+def _start_engine(
+    comm: Any,
+) -> tuple[MPI.Intracomm, Topology, TcpRanks | None]:
     """Starts the engine. Waits for all ranks, so call it in a thread."""
     world = native.mpi().COMM_WORLD
     if comm is None:
         comm = world
     elif isinstance(comm, Sequence):
         comm = world.Create_group(world.Get_group().Incl(list(comm)))
-    error = native.capi().tfring_init(comm.py2f())
-    if error is not None:
+    nodes = nodes_of(comm)
+    tcp = between_hosts.connect(comm, nodes)
+    if tcp is not None:
+        tcp.connections.start_world(replaces_ranks=False)
+    elif error := native.capi().tfring_init(comm.py2f()):
         raise RuntimeError(f"tfring.init failed: {error.decode()}")
-    return comm.Dup(), Topology.of_nodes(comm.rank, nodes_of(comm))
+    # The caller may free its communicator.
+    return comm.Dup(), Topology.of_nodes(comm.rank, nodes), tcp
 
 
 def nodes_of(comm: MPI.Intracomm) -> list[int]:

@@ -32,7 +32,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "tfring_check_options": [c_char_p],
     "tfring_init": [c_char_p, c_int32],
     "tfring_init_sockets": [
-        *(c_char_p, c_int64, c_int32, c_int32, _INT32S, CONNECT)
+        *(c_char_p, c_int64, c_int32, c_int32, _INT32S, CONNECT, c_int32)
     ],
     "tfring_abort": [None, c_int64, c_char_p],
     "tfring_pulse_start": [c_char_p, c_int32, c_double],

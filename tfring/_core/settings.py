@@ -36,6 +36,22 @@ def seconds(variable: str, default: float, *, takes_zero: bool = True) -> float:
     return value
 
 
+def between_hosts() -> str:
+    """Returns what is to carry data between machines: "auto", "mpi" or "tcp".
+
+    Raises:
+        ValueError: The setting is none of these.
+    """
+    choices = ("auto", "mpi", "tcp")
+    choice = os.environ.get("TFRING_BETWEEN_HOSTS", "") or "auto"
+    if choice not in choices:
+        raise ValueError(
+            f"TFRING_BETWEEN_HOSTS='{choice}' must be one of "
+            f"{', '.join(choices)}."
+        )
+    return choice
+
+
 def metrics_endpoint() -> tuple[str, int] | None:
     """Returns the address and local rank 0's port for serving figures.
 

@@ -7,7 +7,6 @@ ranks has one generation, unless all ranks call `tfring.init` again.
 from __future__ import annotations
 
 import collections
-import ctypes
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from absl import logging
 
 from tfring._core import native
+from tfring._core.connections import Connections
 from tfring._core.job import Job, Topology
 from tfring._core.launcher_link import LauncherLink, Over
 from tfring._core.mesh import Form, Member, UnreachableError
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _T = TypeVar("_T")
-
-# The results of a connect callback without a socket; see capi.h.
-_NOT_YET, _FAILED = -1, -2
 
 
 class TcpJob(Job):
@@ -59,26 +56,13 @@ class TcpJob(Job):
         self._place = place
         # How many pairs were made with each rank.
         self._pairs: collections.Counter[int] = collections.Counter()
-        self._made: list[_Connections] = []
-        nodes = [member.node for member in form.members]
-        firsts: dict[str, int] = {}  # the first rank of each node
-        self._nodes = [
-            firsts.setdefault(n, rank) for rank, n in enumerate(nodes)
-        ]
-        self.topology = Topology.of_nodes(form.rank, nodes)
-        size = len(nodes)
-        connections = self._connections("world", range(size))
-        error = native.capi().tfring_init_sockets(
-            form.generation,
-            form.rank,
-            size,
-            (ctypes.c_int32 * size)(*self._nodes),
-            connections.callback,
+        self.topology = Topology.of_nodes(
+            form.rank, [member.node for member in form.members]
         )
-        if connections.error is not None:
-            raise connections.error
-        if error is not None:
-            raise ConnectionError(error.decode())
+        self._connections = Connections(
+            launcher.mesh, form, self._end_generation
+        )
+        self._connections.start_world(replaces_ranks=True)
 
     @property
     def place(self) -> Topology:
@@ -107,25 +91,12 @@ class TcpJob(Job):
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:
-        own = self.topology.rank
-        connections = self._connections(f"set {process_set_id}", ranks)
-        error = native.capi().tfring_add_process_set_sockets(
-            process_set_id,
-            (ctypes.c_int32 * len(ranks))(*ranks),
-            len(ranks),
-            ranks.index(own) if own in ranks else -1,
-            (ctypes.c_int32 * len(ranks))(*(self._nodes[r] for r in ranks)),
-            connections.callback,
-        )
-        if connections.error is not None:
-            return str(connections.error)
-        return None if error is None else error.decode()
+        return self._connections.add_process_set(process_set_id, ranks)
 
-    def _connections(self, name: str, ranks: Sequence[int]) -> _Connections:
-        made = _Connections(self, name, ranks)
-        # Engines call it while they live, and this object outlives them.
-        self._made.append(made)
-        return made
+    def _end_generation(self, error: Exception) -> None:
+        if isinstance(error, RuntimeError):  # a retry would fail, too
+            fail(str(error))
+        _end_generation(self.launcher, self.form, error)
 
     def next(self, steps: int) -> TcpJob:
         return _join_next(self.launcher, steps, self.place)
@@ -150,40 +121,6 @@ class TcpJob(Job):
             seconds,
         )
         return wire.Channel(socket.socket(fileno=max(found)))
-
-
-class _Connections:
-    """Connects the ranks of a process set on behalf of the C library."""
-
-    def __init__(self, job: TcpJob, name: str, ranks: Sequence[int]) -> None:
-        self._job = job
-        self._name = name
-        self._ranks = ranks
-        self._control: list[int] = []
-        self.error: Exception | None = None
-        self.callback = native.CONNECT(self._call)
-
-    def _call(self, channel: int, peer: int) -> int:
-        try:
-            return self._connect(channel, peer)
-        except Exception as error:
-            self.error = error
-            if channel > 0:  # nobody else reports it
-                if isinstance(error, RuntimeError):  # a retry would fail, too
-                    fail(str(error))
-                _end_generation(self._job.launcher, self._job.form, error)
-            return _FAILED
-
-    def _connect(self, channel: int, peer: int) -> int:
-        name = f"{self._name}/{channel}"
-        form, mesh = self._job.form, self._job.launcher.mesh
-        if channel == 0:
-            self._control = self._control or mesh.connect(
-                form, name, self._ranks
-            )
-            return self._control[peer]
-        found = mesh.connect_when_needed(form, name, self._ranks[peer])
-        return _NOT_YET if found is None else found
 
 
 _launcher: LauncherLink | None = None

@@ -48,10 +48,12 @@ const char* tfring_init(int32_t comm) {
 }
 
 const char* tfring_init_sockets(int64_t generation, int32_t rank, int32_t size,
-                                const int32_t* nodes, tfring_connect connect) {
+                                const int32_t* nodes, tfring_connect connect,
+                                int32_t replaces_ranks) {
   return tfring::RunAsCStatus([=] {
     return tfring::StartWorldOnSockets(
-        generation, SocketRanksOf(rank, size, nodes, connect));
+        generation, SocketRanksOf(rank, size, nodes, connect),
+        replaces_ranks != 0);
   });
 }
 

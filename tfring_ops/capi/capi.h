@@ -26,11 +26,13 @@ typedef int32_t (*tfring_connect)(int32_t channel, int32_t peer);
 // Starts the world's engine without MPI, for the job of this generation, which
 // is positive and higher than any earlier job's.  This process is `rank` of
 // `size` ranks, which are on the machines `nodes`.  `connect` is called before
-// this returns, and by any thread until tfring_shutdown.
+// this returns, and by any thread until tfring_shutdown.  If `replaces_ranks`
+// is not 0, the job ends when the others have waited too long for a rank.
 TFRING_EXPORT const char* tfring_init_sockets(int64_t generation, int32_t rank,
                                               int32_t size,
                                               const int32_t* nodes,
-                                              tfring_connect connect);
+                                              tfring_connect connect,
+                                              int32_t replaces_ranks);
 
 // Fails all collectives with `reason`, on all ranks, in jobs of
 // tfring_init_sockets of this generation or an earlier one.  A job of such a

@@ -228,10 +228,10 @@ void Register(int32_t id, Registered registered, int64_t generation) {
   registry.sets[id] = std::move(registered);
 }
 
-absl::Status StartWorldOver(int64_t generation,
+absl::Status StartWorldOver(int64_t generation, bool replaces_ranks,
                             const MakeTransport& make_transport) {
   TFRING_ASSIGN_OR_RETURN(Options options, Options::FromEnvironment());
-  options.replaces_ranks = generation > 0;
+  options.replaces_ranks = replaces_ranks;
   KeepFreedMemory();
   ProcessSet process_set;
   const auto order = std::make_shared<LaunchOrder>();
@@ -273,11 +273,14 @@ absl::Status AddProcessSetOver(int32_t id, std::vector<int32_t> ranks,
 }  // namespace
 
 absl::Status StartWorld(int32_t comm) {
-  return StartWorldOver(/*generation=*/0, OverMpi(comm));
+  return StartWorldOver(/*generation=*/0, /*replaces_ranks=*/false,
+                        OverMpi(comm));
 }
 
-absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks) {
-  return StartWorldOver(generation, OverSockets(generation, ranks));
+absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks,
+                                 bool replaces_ranks) {
+  return StartWorldOver(generation, replaces_ranks,
+                        OverSockets(generation, ranks));
 }
 
 absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,

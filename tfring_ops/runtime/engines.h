@@ -43,11 +43,12 @@ struct SocketRanks {
 
 // Starts the world's engine without MPI, even while another job is losing a
 // rank.  A process can have several such jobs in turn, each of a higher
-// generation.
+// generation.  `replaces_ranks` is that of Options.
 //
 // The number of a job with a lost rank is never used again.
 // REQUIRES: `generation` is positive.
-absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks);
+absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks,
+                                 bool replaces_ranks);
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
                                     const SocketRanks& connected);
 

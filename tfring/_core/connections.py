@@ -1,0 +1,154 @@
+"""Engines whose ranks are connected by TCP."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+
+from tfring._core import native
+from tfring._core.mesh import Form, Mesh
+
+# The results of a connect callback without a socket; see capi.h.
+_NOT_YET, _FAILED = -1, -2
+
+
+class Connections:
+    """The connections of a job's ranks, and the engines that use them.
+
+    Args:
+        mesh: Connects this rank with others.
+        form: The ranks.
+        on_failure: Called, in any thread, if a rank cannot be reached after its
+            engine has started.
+
+    Attributes:
+        form: The ranks.
+    """
+
+    def __init__(
+        self, mesh: Mesh, form: Form, on_failure: Callable[[Exception], None]
+    ) -> None:
+        self.form = form
+        self._mesh = mesh
+        self._on_failure = on_failure
+        firsts: dict[str, int] = {}  # the first rank of each node
+        self._nodes = [
+            firsts.setdefault(member.node, rank)
+            for rank, member in enumerate(form.members)
+        ]
+        self._world = _OfSet(
+            mesh, form, "world", range(len(self._nodes)), on_failure
+        )
+        # Engines call these while they live, and this object outlives them.
+        self._of_sets: list[_OfSet] = []
+
+    def connect(self) -> None:
+        """Connects all ranks. Collective; `start_world` does it otherwise.
+
+        Raises:
+            OSError: A rank cannot be reached.
+            RuntimeError: The connections exceed this process's limit of
+                descriptors.
+        """
+        self._world.connect_control()
+
+    def disconnect(self) -> None:
+        """Closes what `connect` has connected, before `start_world`."""
+        for descriptor in self._world.control:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def start_world(self, *, replaces_ranks: bool) -> None:
+        """Starts the engine of all ranks. Collective.
+
+        Args:
+            replaces_ranks: True if a rank that hangs is to be replaced.
+
+        Raises:
+            OSError: A rank cannot be reached, or the job is over.
+        """
+        size = len(self._nodes)
+        connect = self._world
+        error = native.capi().tfring_init_sockets(
+            self.form.generation,
+            self.form.rank,
+            size,
+            (ctypes.c_int32 * size)(*self._nodes),
+            connect.callback,
+            replaces_ranks,
+        )
+        if connect.error is not None:
+            raise connect.error
+        if error is not None:
+            raise ConnectionError(error.decode())
+
+    def add_process_set(
+        self, process_set_id: int, ranks: Sequence[int]
+    ) -> str | None:
+        """See `Job.add_process_set`."""
+        own = self.form.rank
+        connect = _OfSet(
+            self._mesh,
+            self.form,
+            f"set {process_set_id}",
+            ranks,
+            self._on_failure,
+        )
+        self._of_sets.append(connect)
+        error = native.capi().tfring_add_process_set_sockets(
+            process_set_id,
+            (ctypes.c_int32 * len(ranks))(*ranks),
+            len(ranks),
+            ranks.index(own) if own in ranks else -1,
+            (ctypes.c_int32 * len(ranks))(*(self._nodes[r] for r in ranks)),
+            connect.callback,
+        )
+        if connect.error is not None:
+            return str(connect.error)
+        return None if error is None else error.decode()
+
+
+class _OfSet:
+    """Connects the ranks of a process set on behalf of the C library."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        form: Form,
+        name: str,
+        ranks: Sequence[int],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._mesh = mesh
+        self._form = form
+        self._name = name
+        self._ranks = ranks
+        self._on_failure = on_failure
+        self.control: list[int] = []
+        self.error: Exception | None = None
+        self.callback = native.CONNECT(self._call)
+
+    def connect_control(self) -> list[int]:
+        """Returns the sockets of the ranks, of which each is taken once."""
+        self.control = self.control or self._mesh.connect(
+            self._form, f"{self._name}/0", self._ranks
+        )
+        return self.control
+
+    def _call(self, channel: int, peer: int) -> int:
+        try:
+            return self._connect(channel, peer)
+        except Exception as error:
+            self.error = error
+            if channel > 0:  # nobody else reports it
+                self._on_failure(error)
+            return _FAILED
+
+    def _connect(self, channel: int, peer: int) -> int:
+        if channel == 0:
+            return self.connect_control()[peer]
+        found = self._mesh.connect_when_needed(
+            self._form, f"{self._name}/{channel}", self._ranks[peer]
+        )
+        return _NOT_YET if found is None else found
