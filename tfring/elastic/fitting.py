@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._keras import sources
-from tfring._keras.metric_averages import MetricAverages
-from tfring._keras.untuned import Untuned
 from tfring.elastic.checkpoints import Checkpoints
-from tfring.elastic.progress import History, Position, Progress, Rest
+from tfring.elastic.progress import History
 from tfring.elastic.running import run
+from tfring.elastic.training import Callbacks, Training
 from tfring.elastic.variables import KerasState
-
-_Callbacks = Sequence[keras.callbacks.Callback]
 
 
 def fit(
@@ -30,7 +25,7 @@ def fit(
     epochs: int = 1,
     shuffle: bool = True,
     seed: int = 0,
-    callbacks: _Callbacks | Callable[[], _Callbacks] | None = None,
+    callbacks: Callbacks | Callable[[], Callbacks] | None = None,
     verbose: int | str = "auto",
     batches_per_commit: int = 1,
     reset_callbacks: Iterable[Callable[[], None]] = (),
@@ -116,25 +111,7 @@ def fit(
     assert len(history["loss"]) == 2
     ```
     """
-    for name in ("initial_epoch", "steps_per_epoch"):
-        if name in options:
-            raise TypeError(
-                f"tfring.elastic.fit: {name} follows from the data and from "
-                "what has been trained. Leave it out."
-            )
-    if "sample_weight" in options:
-        raise TypeError(
-            "tfring.elastic.fit: sample_weight is not taken. Pass batches that "
-            "are tuples of inputs, targets and weights."
-        )
-    class_weight = options.pop("class_weight", None)
-    if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
-        raise ValueError(
-            "tfring.elastic.fit: batch_size, epochs and batches_per_commit "
-            f"must be positive, got {batch_size}, {epochs} and "
-            f"{batches_per_commit}."
-        )
-    data = sources.source(x, y, batch_size, seed if shuffle else None)
+    _check(options, batch_size, epochs, batches_per_commit)
     state: Any = KerasState(
         model,
         same_seeds=same_seeds,
@@ -146,55 +123,28 @@ def fit(
         steps=0,
     )
     checkpoints = Checkpoints(state, epochs)
+    training = Training(
+        model,
+        sources.source(x, y, batch_size, seed if shuffle else None),
+        state,
+        checkpoints,
+        epochs,
+        batches_per_commit,
+        verbose,
+        options.pop("class_weight", None),
+        options,
+    )
     state.register_reset_callbacks(reset_callbacks)
     is_kept = keep_traces and state.traces_hold() and not model.run_eagerly
     if is_kept and runtime.is_beside():
-        _trace(model, data, class_weight)
-
-    def train_with(made: _Callbacks) -> None:
-        while state.epoch < epochs:
-            rest = Rest(data, state.epoch, state.taken)
-            if len(rest) == 0 and state.taken == 0:
-                raise ValueError(
-                    "tfring.elastic.fit: the data are no step of "
-                    f"{runtime.size()} ranks, of which each takes "
-                    f"{data.per_rank} {data.unit}. Take smaller batches."
-                )
-            for callback in made:
-                if isinstance(callback, keras.callbacks.CSVLogger):
-                    # A CSVLogger continues the file that any worker began.
-                    callback.append |= state.epoch > 0
-            position = Position(state, rest, batches_per_commit, checkpoints)
-            if len(rest) == 0:  # What is left was a step of fewer ranks.
-                _end_epoch(model, state, [*made, position], epochs, options)
-                checkpoints.end_fit()
-                continue
-            progress = Progress(
-                verbose, state.taken // rest.taken_in_step, epochs
-            )
-            model.fit(
-                Untuned(rest, class_weight),
-                # Keras wants epochs of one length, so the rest of this one has
-                # a fit of its own.
-                epochs=state.epoch + 1 if state.taken else epochs,
-                initial_epoch=state.epoch,
-                shuffle=False,
-                verbose=0,
-                callbacks=[progress, *made, position],
-                **options,
-            )
-            checkpoints.end_fit()
-            if model.stop_training:
-                state.epoch = epochs
-                state.commit()
-        checkpoints.end()
+        training.trace()
 
     @run
     def train(state: Any) -> dict[str, list[Any]]:
         made = callbacks() if callable(callbacks) else callbacks or ()
         _check_callbacks(made)
         with checkpoints.in_generation(made) as others:
-            train_with(others)
+            training.go_on(others)
         logs: History = state.history
         return logs.by_name()
 
@@ -202,7 +152,32 @@ def fit(
     return history
 
 
-def _check_callbacks(callbacks: _Callbacks) -> None:
+def _check(
+    options: Mapping[str, Any],
+    batch_size: int | None,
+    epochs: int,
+    batches_per_commit: int,
+) -> None:
+    for name in ("initial_epoch", "steps_per_epoch"):
+        if name in options:
+            raise TypeError(
+                f"tfring.elastic.fit: {name} follows from the data and from "
+                "what has been trained. Leave it out."
+            )
+    if "sample_weight" in options:
+        raise TypeError(
+            "tfring.elastic.fit: sample_weight is not taken. Pass batches that "
+            "are tuples of inputs, targets and weights."
+        )
+    if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
+        raise ValueError(
+            "tfring.elastic.fit: batch_size, epochs and batches_per_commit "
+            f"must be positive, got {batch_size}, {epochs} and "
+            f"{batches_per_commit}."
+        )
+
+
+def _check_callbacks(callbacks: Callbacks) -> None:
     if any(
         isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks
     ):
@@ -211,68 +186,3 @@ def _check_callbacks(callbacks: _Callbacks) -> None:
             "epoch at each new start, and lose the steps since then. Take "
             "tfring.callbacks.Checkpoint, which a lost job goes on from."
         )
-
-
-def _trace(model: Any, data: sources.Source, class_weight: Any) -> None:
-    """Traces the step, but does none, while nobody waits for this worker."""
-    model.make_train_function()
-    step = model.train_function
-
-    def traced(iterator: Any) -> dict[str, Any]:
-        # At its end the step asks whether the iterator had enough values.
-        # Autograph would write files, which a killed worker leaves.
-        with contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError):
-            tf.function(step, autograph=False).get_concrete_function(iterator)
-        for _ in range(model.steps_per_execution):
-            next(iterator, None)
-        return {}
-
-    model.train_function = traced
-    try:
-        # Keras takes the shapes of a dataset from its first two batches.
-        first = Rest(data, 0, 0, most=max(2, model.steps_per_execution))
-        if len(first) > 0:
-            model.fit(Untuned(first, class_weight), shuffle=False, verbose=0)
-    finally:
-        model.train_function = step
-
-
-def _end_epoch(
-    model: Any,
-    state: Any,
-    callbacks: _Callbacks,
-    epochs: int,
-    options: dict[str, Any],
-) -> None:
-    """Ends an epoch if the rest is too short for a step of all ranks.
-
-    The logs are from the last commit, so all ranks have the same.
-    """
-    logs = dict(state.logs)
-    called = keras.callbacks.CallbackList(
-        [each for each in callbacks if not isinstance(each, MetricAverages)],
-        model=model,
-        epochs=epochs,
-        steps=1,  # `None` would mean an unknown number of steps.
-        verbose=0,
-    )
-    called.on_train_begin()
-    called.on_epoch_begin(state.epoch)
-    validation = options.get("validation_data")
-    if validation is not None and model._should_eval(
-        state.epoch, options.get("validation_freq", 1)
-    ):
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
-        results = model.evaluate(
-            x,
-            y,
-            sample_weight=weights,
-            batch_size=options.get("validation_batch_size"),
-            steps=options.get("validation_steps"),
-            callbacks=called,
-            return_dict=True,
-            verbose=0,
-        )
-        logs |= {f"val_{name}": value for name, value in results.items()}
-    called.on_epoch_end(state.epoch, logs)
-    called.on_train_end(logs)
