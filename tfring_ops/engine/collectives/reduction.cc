@@ -48,7 +48,7 @@ template <typename T>
 void Fill(const Kernels& kernels, T value, std::byte* memory, int64_t bytes) {
   constexpr int64_t kBlockBytes = 64 << 10;
   int64_t filled = std::min(bytes, kBlockBytes);
-  // Not a vector: its elements of bool are bits.
+  // This is no vector, because a vector of bool has bits for elements.
   const auto block = std::make_unique<T[]>(filled / sizeof(T));
   std::fill_n(block.get(), filled / sizeof(T), value);
   kernels.Upload(memory, block.get(), filled);

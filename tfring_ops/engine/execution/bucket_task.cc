@@ -45,8 +45,8 @@ absl::Status BucketTask::Run(ExecutionLane& lane) {
         label_, " does not move, although every rank is alive: ",
         status.message(), ". A link between the two may be broken."));
   }
-  // At once: peers may be in the middle of it, and must not take this rank's
-  // next message for the rest of it.
+  // Abort at once: peers may be in the middle of the collective, and would take
+  // this rank's next message for the rest of it.
   if (!status.ok()) lane.Abort(status);
   return status;
 }
@@ -60,7 +60,7 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   const bool is_launched = lane.lane.collectives != nullptr;
   span_.emplace(Timeline::Phase::kBucket, first(), bytes_,
                 is_launched ? &lane.track : nullptr);
-  // Before `done`, since this rank continues after it.
+  // This comes before `done`, after which the rank submits new requests.
   if (first().kind == CollectiveKind::kJoin) submissions_.RestartNames();
   // The framework may ask the driver for memory of the outputs.
   if (entries_.front()->allocate_output) {
@@ -104,7 +104,7 @@ void BucketTask::Finish(const absl::Status& status) {
   for (const TensorEntry& entry : own_) {
     tfring::Finish(entry, status, submissions_);
   }
-  // Releases their framework objects.
+  // The framework's objects are released here, and not with the last owner.
   entries_.clear();
   own_.clear();
   neutral_contributions_.clear();
@@ -125,7 +125,7 @@ void Finish(const TensorEntry& entry, const absl::Status& status,
   Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
                                    entry.submitted_ns,
                                    Timeline::Global().Now());
-  // Before `done`, since its caller may at once use the name again.
+  // `done` may submit another request of this name, so the name goes first.
   submissions.Remove(entry.request.name);
   entry.done(status);
 }

@@ -147,7 +147,7 @@ class Lanes {
   // entries' memory.
   void Abort(const absl::Status& reason);
 
-  // After Abort: some memory may still be used, as Transport has it.
+  // Tells, after Abort, whether messages may still use memory; see Transport.
   bool HasAbandoned() const;
   // Never frees memory that messages have used.
   void KeepMemory();

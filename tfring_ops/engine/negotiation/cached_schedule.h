@@ -116,7 +116,7 @@ class CachedSchedule {
  public:
   struct Item {
     CollectiveRequest request;
-    // By rank; empty if its kind has none.
+    // The sizes of each rank; empty if requests of this kind have none.
     std::vector<std::vector<int64_t>> sizes;
   };
 

@@ -44,8 +44,8 @@ std::vector<PendingRequest> FindDeadlock(
 std::string DescribeDeadlock(const Members& members,
                              const std::vector<PendingRequest>& deadlock);
 
-// For each of `ranks` that waits itself: ", and rank 1 waits in barrier of
-// 'b'".
+// Returns the text ", and rank 1 waits in barrier of 'b'" for each of `ranks`
+// that waits itself.
 std::string DescribeWaits(const Members& members,
                           const std::vector<PendingRequest>& pending,
                           const std::vector<int32_t>& ranks);

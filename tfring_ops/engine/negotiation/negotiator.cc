@@ -64,7 +64,7 @@ absl::StatusOr<bool> Negotiator::Progress(
   }
   const Clock::time_point now = clock_.Now();
   TFRING_ASSIGN_OR_RETURN(const bool progressed, ProgressMessages(now));
-  // After the messages that are here have been read.
+  // Heartbeats among the messages that have arrived are read by now.
   TFRING_RETURN_IF_ERROR(heartbeats_.Look(now));
   return progressed;
 }
@@ -266,7 +266,7 @@ absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
     }
   }
   if (shutdown_requested_) schedule_->Leave();
-  // Before it listens: its neighbors may wait for this alone.
+  // Send before receiving: the neighbors may wait for this rank alone.
   const bool said = SendProgress();
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
   if (coordinator_) TFRING_RETURN_IF_ERROR(DropRequests(now));

@@ -177,7 +177,7 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // Once the numbers that it tells of are enqueued: SendTokens.
+  // SendTokens sends it, once the numbers that it tells of are enqueued.
   void SendToken(const Token& token) { unsent_.push_back(token); }
 
   absl::Status MoveSends() {
@@ -217,7 +217,7 @@ class IpcLink final : public CudaLink {
                         const std::byte* data, size_t bytes) {
     if (message.started == 0) {
       own_flags_.ready.Set(*context_.numbers, ++readied_);
-      // Before the wait for it: see FlushNumbers.
+      // The number must be enqueued before the wait for it; see FlushNumbers.
       TFRING_RETURN_IF_ERROR(context_.numbers->Flush());
       own_flags_.ready.Await(*context_.outgoing_numbers, readied_);
     }

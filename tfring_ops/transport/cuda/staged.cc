@@ -19,7 +19,8 @@ struct Slot {
 
   absl::Status Allocate() {
     if (memory != nullptr) return absl::OkStatus();
-    // By IPC the streams may wait for ranks of this node meanwhile.
+    // With IPC the streams may wait for ranks of this node, and cuMemHostAlloc
+    // may wait for the streams.
     TFRING_RETURN_IF_ERROR(WaitForStreams(context));
     return context.driver.cuMemHostAlloc(&memory, context.host_part_bytes,
                                          kCudaHostPortable);

@@ -118,7 +118,7 @@ class Node {
     if (segments_[place_]) segments_[place_]->CloseDescriptor();
   }
 
-  // By rank.
+  // Returns the link to each rank.
   // REQUIRES: every rank has shared its memory.
   std::vector<SharedLink> Links(int size) const {
     std::vector<SharedLink> links(size);

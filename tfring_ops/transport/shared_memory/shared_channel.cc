@@ -79,7 +79,7 @@ void ChannelWriter::Begin(size_t message_bytes, uint64_t read) {
   sent_bytes_ = 0;
   const bool changes = header.used_bytes != places_.used_bytes();
   if (changes) places_.Begin(written_, header.used_bytes);
-  // Else it is published with the first part.
+  // Otherwise the first part publishes the header, too.
   if (changes || message_bytes == 0) {
     channel_->written.store(written_, std::memory_order_release);
   }

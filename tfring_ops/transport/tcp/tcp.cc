@@ -26,9 +26,9 @@
 namespace tfring {
 namespace {
 
-// A wait looks so often, and yields the core each time, before it sleeps.
+// A wait first looks this many times, and yields the core each time.
 constexpr int kLooks = 16;
-// And then for as long at a time, unless data arrives.
+// Then it sleeps for this long at a time, unless data arrives.
 constexpr int kSleepMilliseconds = 1;
 constexpr int kMaxEvents = 64;
 // A peer that is still to be connected is asked for so often.
@@ -107,7 +107,7 @@ class TcpTransport final : public Transport {
       if (peer.sends.empty() || peer.sends.front().moved == 0) {
         send(peer.socket, &kDone, sizeof(kDone), MSG_NOSIGNAL | MSG_DONTWAIT);
       }
-      // Or else TCP would end the connection abruptly, as Break does.
+      // With unread data TCP would end the connection abruptly, as Break does.
       ReadAway(peer.socket, std::numeric_limits<uint64_t>::max());
       close(peer.socket);
     }
@@ -148,7 +148,7 @@ class TcpTransport final : public Transport {
     const auto found = in_flight_.find(request);
     if (found == in_flight_.end()) return true;
     Move(found->second);
-    // Also if something behind it was wrong.
+    // An operation that has ended is complete even if a later one has failed.
     if (in_flight_.count(request) == 0) return true;
     TFRING_RETURN_IF_ERROR(broken_);
     return false;
