@@ -24,8 +24,10 @@ class Job:
         self.cut = set()
         self.answers_probes = True
         self.killed = []
-        # By worker, how many share the cores of its host.
+        # By worker, how many share the cores of its node.
         self.cores_shared_by = {}
+        # By worker, the first slot of its host on the node.
+        self.first_slots = {}
         self.said = []
         # If True, the launcher takes more events before it acts.
         self.is_behind = False
@@ -54,12 +56,14 @@ class Job:
             for worker in self.cores_shared_by:
                 if self.host_of[worker] == host:
                     self.cores_shared_by[worker] = message["cores_shared_by"]
+                    self.first_slots[worker] = message["first_slot"]
             return
         worker = message["worker"]
         if message["kind"] == "start":
             self.host_of[worker] = host
             self.inbox[worker] = []
             self.cores_shared_by[worker] = message["cores_shared_by"]
+            self.first_slots[worker] = message["first_slot"]
         else:
             assert message["kind"] == "kill"
             assert host == self.host_of[worker]

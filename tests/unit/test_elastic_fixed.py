@@ -110,6 +110,20 @@ def test_ranks_of_a_machine_are_neighbours_whoever_comes_first():
     assert [each["node"] for each in members] == ["x", "x", "y", "y"]
 
 
+def test_places_of_a_machine_share_its_cores():
+    job = Job({}, minimum=4, replaces=False)
+    for place in ("x/0", "y/1", "x/2", "x/3"):
+        job.table.add(place, 1, place[0])
+        job.table.came_up(place)
+        job.act()
+    places = [*job.host_of.values()]
+    assert dict(zip(places, job.first_slots.values(), strict=True)) == {
+        **{"x/0": 0, "x/2": 1, "x/3": 2},
+        "y/1": 0,
+    }
+    assert [*job.cores_shared_by.values()] == [3, 3, 3, 1]
+
+
 def test_ranks_have_the_order_of_their_places():
     job = Job({}, minimum=3, replaces=False)
     for place, order in (("y", 1), ("x", 0)):

@@ -147,6 +147,20 @@ def test_members_share_the_cores_of_new_slots(before, after):
     assert {job.cores_shared_by[worker] for worker in job.names()} == {after}
 
 
+def test_a_place_that_comes_takes_a_share_of_its_node():
+    job = Job({}, minimum=1, maximum=2, may_grow=True)
+    for worker, place in (("w1", "x/0"), ("w2", "x/1")):
+        job.table.add(place, 1, "x")
+        job.table.came_up(place)
+        job.act()
+        job.be_ready(worker)
+    assert job.cores_shared_by["w1"] == 1
+    job.formed("w1", 1)
+    job.all_ready(["w1"], 1, steps=5)
+    assert job.cores_shared_by == {"w1": 2, "w2": 2}
+    assert job.first_slots == {"w1": 0, "w2": 1}
+
+
 @pytest.mark.parametrize(
     "options",
     [

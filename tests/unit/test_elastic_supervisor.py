@@ -134,7 +134,8 @@ def test_a_worker_that_cannot_be_started_harms_no_other(
     host._control = types.SimpleNamespace(send=said.append)
     before = processes.descendants()
     monkeypatch.setattr(owner, name, fail)
-    host._start("w1", {}, cores_shared_by=1)
+    order = {"worker": "w1", "environment": {}}
+    host._start({**order, "first_slot": 0, "cores_shared_by": 1})
     [message] = said
     assert (message["kind"], message["worker"]) == ("exited", "w1")
     assert message["how"] == "it cannot be started: no process is left"

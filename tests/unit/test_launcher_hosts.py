@@ -120,23 +120,25 @@ class TestHosts:
         assert hosts_lib.cpus_of_slot(0, 1) == os.sched_getaffinity(0)
 
     @pytest.mark.parametrize(
-        ("slot", "slots", "cpus"),
+        ("slot", "slots", "threads", "cpus"),
         [
-            (0, 1, {0, 1, 2, 3, 4, 5, 6, 7}),
-            (1, 2, {2, 6, 3, 7}),
-            (1, 3, {1, 5}),
-            (2, 3, {2, 6, 3, 7}),
-            (3, 4, {3, 7}),
-            # More slots than cores, and a worker of a host that has lost slots.
-            (0, 5, {0, 1, 2, 3, 4, 5, 6, 7}),
-            (4, 4, {0, 1, 2, 3, 4, 5, 6, 7}),
+            (0, 1, 1, {0, 1, 2, 3, 4, 5, 6, 7}),
+            (1, 2, 4, {2, 6, 3, 7}),
+            (1, 3, 1, {1, 5}),
+            (2, 3, 1, {2, 6, 3, 7}),
+            (3, 4, 2, {3, 7}),
+            # More slots than cores, a worker of a host that has lost slots, and
+            # more threads than CPUs.
+            (0, 5, 1, {0, 1, 2, 3, 4, 5, 6, 7}),
+            (4, 4, 1, {0, 1, 2, 3, 4, 5, 6, 7}),
+            (3, 4, 3, {0, 1, 2, 3, 4, 5, 6, 7}),
         ],
     )
-    def test_cpus_of_a_slot(self, monkeypatch, slot, slots, cpus):
+    def test_cpus_of_a_slot(self, monkeypatch, slot, slots, threads, cpus):
         by_core = {(0, 0): {0, 4}, (1, 1): {3, 7}, (0, 1): {1, 5}}
         by_core[1, 0] = {2, 6}
         monkeypatch.setattr(hosts_lib, "_cpus_by_core", lambda: by_core)
-        assert hosts_lib.cpus_of_slot(slot, slots) == cpus
+        assert hosts_lib.cpus_of_slot(slot, slots, threads) == cpus
 
 
 _DAEMON = [

@@ -188,16 +188,18 @@ def cores_per_package() -> list[int]:
     return list(packages.values())
 
 
-def cpus_of_slot(slot: int, slots: int) -> set[int]:
+def cpus_of_slot(slot: int, slots: int, threads: int = 1) -> set[int]:
     """Returns the CPUs of this machine for one of its slots, counted from 0.
 
-    Each slot gets an equal share of the physical cores. With more slots than
-    cores, every slot gets all CPUs.
+    Each slot gets an equal share of the physical cores. If there are more slots
+    than cores, or a rank starts more `threads` than its share has CPUs, every
+    slot gets all CPUs.
     """
-    cpus = [cpus for _, cpus in sorted(_cpus_by_core().items())]
-    begin, end = (len(cpus) * number // slots for number in (slot, slot + 1))
-    is_bound = slots <= len(cpus) and slot < slots
-    return set().union(*(cpus[begin:end] if is_bound else cpus))
+    cores = [cpus for _, cpus in sorted(_cpus_by_core().items())]
+    begin, end = (len(cores) * number // slots for number in (slot, slot + 1))
+    share = set().union(*cores[begin:end])
+    is_bound = slots <= len(cores) and slot < slots and threads <= len(share)
+    return share if is_bound else set().union(*cores)
 
 
 def _cpus_by_core() -> dict[tuple[int, int], set[int]]:

@@ -198,6 +198,7 @@ def start_part(
     call: bytes,
     *,
     slots: int = 1,
+    threads: int = 1,
     environment: Mapping[str, str] | None = None,
     host: Host | None = None,
     order: int = 0,
@@ -210,6 +211,8 @@ def start_part(
         place: A name for the part, unique in the job.
         call: The function with its arguments, from `pickled_call`.
         slots: How many ranks it has.
+        threads: How many threads a rank starts. Ranks with more threads than
+            there are CPUs for are not bound to cores.
         environment: More environment variables for the ranks. The folders of
             its PYTHONPATH come before those of this process.
         host: The machine of the part, if it is another one.
@@ -225,6 +228,7 @@ def start_part(
     configured = {
         **configuration(ticket, place),
         "slots": slots,
+        "threads": threads,
         "order": order,
         "environment": variables,
         # A rank finds the same modules as this process.

@@ -95,13 +95,14 @@ def place_of(task: Any) -> str:
 
 
 def environment_of(task: Any) -> dict[str, str]:
-    """Returns variables that limit a rank to the cores and GPUs of its task."""
-    environment = {"TF_NUM_INTRAOP_THREADS": str(task.cpus())}
-    gpu = task.resources().get("gpu")
-    if gpu is not None:
+    """Returns variables that limit a rank to the cores and GPUs of its task.
+
+    Threads that the executor's environment sets stay.
+    """
+    names = {"TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"} - os.environ.keys()
+    environment = dict.fromkeys(names, str(task.cpus()))
+    if (gpu := task.resources().get("gpu")) is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.addresses)
-    if "TF_NUM_INTRAOP_THREADS" in os.environ:
-        del environment["TF_NUM_INTRAOP_THREADS"]
     return environment
 
 
@@ -123,7 +124,15 @@ def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
     elif is_cancelled(error):
         said = "the Spark job was cancelled."
     else:
-        said = f"the Spark job has failed: {text.strip().partition(chr(10))[0]}"
+        said = f"the Spark job has failed: {_cause(text)}"
     explained = RuntimeError(f"{caller}: {said}")
     explained.__cause__ = error
     return explained
+
+
+def _cause(text: str) -> str:
+    """Returns the line of Python's exception, or that of Java's."""
+    of_python = re.search(r"^\w+(?:Error|Exception): .+", text, re.MULTILINE)
+    of_java = re.search(r"(?<=^: ).+", text, re.MULTILINE)
+    found = of_python or of_java
+    return found[0] if found else text.strip().partition("\n")[0]

@@ -171,6 +171,7 @@ def _task(
             ticket,
             cluster.place_of(task),
             call,
+            threads=task.cpus(),
             environment={**cluster.environment_of(task), **env},
         )
         try:

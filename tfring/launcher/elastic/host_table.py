@@ -86,6 +86,13 @@ class HostTable:
         """Returns the node of a host; its name if there is no such host."""
         return self._hosts[name].node if name in self._hosts else name
 
+    def slots_of_node(self, name: str) -> tuple[int, int]:
+        """Returns how many slots a host's node has: before it, and in all."""
+        node = self.node(name)
+        hosts = [each for each in self._hosts if self.node(each) == node]
+        before = hosts[: hosts.index(name)] if name in hosts else []
+        return sum(map(self.slots, before)), sum(map(self.slots, hosts))
+
     def slots_by_node(self) -> list[str]:
         """Returns the host of each slot that can be used now, node by node."""
         nodes: dict[str, list[str]] = {}

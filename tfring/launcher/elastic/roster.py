@@ -39,8 +39,8 @@ class Roster:
         self._clock = clock
         self.living: dict[str, Worker] = {}
         self.ending: dict[str, Worker] = {}
-        # The number of workers that share the cores of each host.
-        self._cores_shared_by: dict[str, int] = {}
+        # What each host's supervisor was told of the cores of its workers.
+        self._cores: dict[str, dict[str, int]] = {}
         self._numbers = itertools.count(1)
 
     def start(self, host: str) -> Worker:
@@ -50,32 +50,32 @@ class Roster:
         worker = Worker(f"w{number}", number, host, self._clock(), node)
         self.living[worker.name] = worker
         self.expect(worker, "join the job")
-        slots = str(self._hosts.slots(host))
-        environment = {"TFRING_ELASTIC_SLOTS": slots}
+        _, slots = self._hosts.slots_of_node(host)
+        environment = {"TFRING_ELASTIC_SLOTS": str(slots)}
         if not self._limits.replaces:
             environment["TFRING_ELASTIC_FIXED"] = "1"
-        members = self._most_members(host)
-        self._cores_shared_by.setdefault(host, members)
-        self._actions.order(
-            worker,
-            "start",
-            environment=environment,
-            cores_shared_by=members,
-        )
+        cores = self._cores_of(host)
+        self._cores.setdefault(host, cores)
+        self._actions.order(worker, "start", environment=environment, **cores)
         return worker
 
     def share_cores(self, hosts: Iterable[str]) -> None:
-        """Gives workers other cores if the slots of their host have changed."""
+        """Gives workers other cores if the slots of their node have changed."""
         for host in hosts:
-            members = self._most_members(host)
-            if self._cores_shared_by.get(host, members) != members:
-                self._cores_shared_by[host] = members
-                self._actions.tell(host, "share_cores", cores_shared_by=members)
+            cores = self._cores_of(host)
+            if self._cores.get(host, cores) != cores:
+                self._cores[host] = cores
+                self._actions.tell(host, "share_cores", **cores)
 
-    def _most_members(self, host: str) -> int:
-        """Returns how many workers of a host train; spares only wait."""
-        places_in_all = places.count(self._limits, self._hosts)
-        return max(1, min(self._hosts.slots(host), places_in_all))
+    def _cores_of(self, host: str) -> dict[str, int]:
+        """Returns the first of a host's slots, and how many share the cores.
+
+        Slots are counted on the node, which may have several hosts. Only
+        workers that train share the cores; spares wait.
+        """
+        first, slots = self._hosts.slots_of_node(host)
+        members = min(slots, places.count(self._limits, self._hosts))
+        return {"first_slot": first, "cores_shared_by": max(1, members)}
 
     def expect(
         self, worker: Worker, what: str, seconds: float | None = None
@@ -119,7 +119,7 @@ class Roster:
 
     def host_lost(self, host: str) -> None:
         """Takes note that the ending workers of a host are gone."""
-        self._cores_shared_by.pop(host, None)
+        self._cores.pop(host, None)
         for worker in list(self.ending.values()):
             if worker.host == host:
                 self.tell_of_loss(worker)

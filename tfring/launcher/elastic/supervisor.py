@@ -58,7 +58,8 @@ class Supervisor:
                 does not know, `slots`, and for how long to try to reach it,
                 `patience_seconds`, and `order`, which sorts such hosts; `node`,
                 if there may be other supervisors on its machine, is the same
-                for those whose workers share memory.
+                for those whose workers share memory; `threads` is how many a
+                worker starts, by default one.
 
         Raises:
             OSError: The rendezvous cannot be reached.
@@ -199,15 +200,10 @@ class Supervisor:
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "start" and not self._ending:
-            self._start(
-                message["worker"],
-                message["environment"],
-                message["cores_shared_by"],
-            )
+            self._start(message)
         elif kind == "share_cores":
             for worker in self._workers.values():
-                cpus = cpus_of_slot(worker.slot, message["cores_shared_by"])
-                worker.bind(cpus)
+                worker.bind(self._cpus(worker.slot, message))
         elif kind == "signal":
             self._signal_workers(message["number"])
         elif kind == "kill" and message["worker"] in self._workers:
@@ -225,16 +221,23 @@ class Supervisor:
         for worker in self._workers.values():
             worker.kill_in(grace_seconds)
 
-    def _start(
-        self, name: str, environment: dict[str, str], cores_shared_by: int
-    ) -> None:
+    def _cpus(self, slot: int, order: dict[str, Any]) -> set[int]:
+        # A spare's slot is not among those that share the cores. The spare may
+        # use all of them.
+        return cpus_of_slot(
+            order["first_slot"] + slot,
+            order["cores_shared_by"],
+            self._configuration.get("threads", 1),
+        )
+
+    def _start(self, order: dict[str, Any]) -> None:
+        name = order["worker"]
         taken = {worker.slot for worker in self._workers.values()}
         slot = next(n for n in itertools.count() if n not in taken)
-        # A slot above this number belongs to a spare, which may use all cores.
-        cpus = cpus_of_slot(slot, cores_shared_by)
+        cpus = self._cpus(slot, order)
         environment = {
             **self._environment,
-            **environment,
+            **order["environment"],
             "TFRING_ELASTIC_WORKER": name,
         }
         if "node" not in self._configuration:
