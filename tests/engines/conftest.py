@@ -74,6 +74,17 @@ def pids(tmp_path):
     return of_ranks
 
 
+@pytest.fixture
+def horovods_name(monkeypatch):
+    """Makes `import horovod` find tfring, as `tfringrun --horovod` does."""
+    from tfring import horovod
+
+    monkeypatch.syspath_prepend(horovod.FOLDER)
+    yield
+    for name in [name for name in sys.modules if name.startswith("horovod")]:
+        del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def alone():
     """The weights of a training in one process."""

@@ -56,7 +56,7 @@ def _leave_number(folder, rank):
 
 
 def reduce(folder):
-    """As `sleep`, in collectives."""
+    """Leaves its process's number, and takes part in collectives for ever."""
     import tfring
 
     tfring.init()
@@ -66,7 +66,7 @@ def reduce(folder):
 
 
 def sleep(folder):
-    """Leaves its process's number, and waits for its end."""
+    """Leaves its process's number, and waits for a signal."""
     _leave_number(folder, int(os.environ["TFRING_ELASTIC_WORKER"][1:]) - 1)
     while True:
         signal.pause()

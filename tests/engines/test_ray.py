@@ -1,6 +1,7 @@
 """`tfring.ray.RayExecutor` on a cluster of two raylets, with 1 and 2 CPUs."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import functions
 import numpy as np
 import pytest
-from conftest import SECONDS
+from conftest import SECONDS, wait_for
 
 import tfring.ray
 
@@ -75,6 +76,35 @@ def test_an_object_on_each_rank(cluster):
         executor.shutdown()
 
 
+def test_a_closure_with_arguments(start):
+    offset = 10
+
+    def work(factor, *, more):
+        import tfring
+
+        tfring.init()
+        return tfring.rank() * factor + offset + more
+
+    assert start(3).run(work, [2], {"more": 1}) == [11, 13, 15]
+
+
+def test_a_program_of_horovods(cluster, horovods_name):
+    from horovod.ray import RayExecutor
+
+    def work():
+        import horovod.tensorflow.keras as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.__name__
+
+    expected = [(rank, "horovod.tensorflow.keras") for rank in range(2)]
+    for settings in ([], [RayExecutor.create_settings(timeout_s=30)]):
+        executor = RayExecutor(*settings, num_workers=2, use_gpu=False)
+        executor.start()
+        assert executor.run(work) == expected
+        executor.shutdown()
+
+
 def test_a_rank_that_raises(start):
     executor = start(2)
     with pytest.raises(KeyError, match="no such column: rank 1") as caught:
@@ -94,6 +124,36 @@ def test_an_actor_that_is_killed(start, tmp_path, pids, function):
     with pytest.raises(RuntimeError, match=r"tfring\.ray: rank 1 \(host "):
         executor.run(function, [str(tmp_path)])
     thread.join()
+
+
+def test_a_node_that_is_removed(cluster, start, tmp_path, pids):
+    node = cluster.add_node(num_cpus=1)
+    executor = start(4)
+    errors = []
+
+    def run():
+        try:
+            executor.run(functions.reduce, [str(tmp_path)])
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    pids(4)
+    # Nodes are removed in the main thread alone.
+    cluster.remove_node(node)
+    thread.join(SECONDS)
+    [error] = errors
+    assert re.match(r"tfring\.ray: rank \d \(host ", error), error
+
+
+def test_a_job_that_is_cancelled(start, tmp_path, pids):
+    executor = start(2)
+    executor.run_remote(functions.reduce, [str(tmp_path)])
+    ranks = pids(2)
+    executor.shutdown()
+    folders = [Path(f"/proc/{pid}") for pid in ranks.values()]
+    wait_for(lambda: not any(folder.exists() for folder in folders))
 
 
 def test_an_interrupt(cluster, tmp_path, pids):

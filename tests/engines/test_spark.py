@@ -2,18 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
+import socket
 import threading
 from pathlib import Path
 
 import functions
 import numpy as np
 import pytest
-from conftest import SECONDS, wait_for
+from conftest import SECONDS
 
 import tfring.spark
-from tfring.horovod import spark as horovod_spark
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,9 @@ def test_a_closure_with_arguments(capfd):
 
     def work(factor, *, more):
         worker = os.environ["TFRING_ELASTIC_WORKER"]
-        print("here is", worker, os.environ["SHOWN"])
+        for step in range(3):  # a progress bar
+            print(end=f"\r{step}/2")
+        print("\rhere is", worker, os.environ["SHOWN"])
         return int(worker[1:]) * factor + offset + more
 
     found = tfring.spark.run(
@@ -63,18 +63,23 @@ def test_a_closure_with_arguments(capfd):
     )
     assert found == [13, 15, 17]
     lines = capfd.readouterr().out.splitlines()
-    assert {f"[{n}] here is w{n + 1} yes" for n in range(3)} <= {*lines}
+    host = socket.gethostname()
+    assert {f"[{n} {host}] here is w{n + 1} yes" for n in range(3)} <= {*lines}
 
 
-def test_a_program_of_horovods():
+def test_programs_of_horovods(horovods_name):
+    import horovod.spark
+
     def work():
         import horovod.tensorflow.keras as hvd
 
         hvd.init()
         return hvd.rank(), hvd.__name__
 
-    found = horovod_spark.run(work, num_proc=2, use_gloo=True)
-    assert found == [(rank, "horovod.tensorflow.keras") for rank in range(2)]
+    expected = [(rank, "horovod.tensorflow.keras") for rank in range(2)]
+    assert horovod.spark.run(work, num_proc=2, use_gloo=True) == expected
+    found = horovod.spark.run_elastic(work, num_proc=2, min_num_proc=1)
+    assert found == expected
 
 
 def test_a_rank_that_raises():
@@ -167,27 +172,3 @@ def test_an_elastic_job_goes_on_without_an_executor(tmp_path, pids):
     for steps, total, sizes in found:
         assert total == steps >= 100
         assert sizes[-3:] == [3, 2, 3]
-
-
-def test_an_interrupt(tmp_path):
-    script = """
-import sys, functions
-from pyspark.sql import SparkSession
-import tfring.spark
-session = SparkSession.builder.master("local[2]").config(
-    "spark.ui.enabled", "false").getOrCreate()
-session.sparkContext.setLogLevel("OFF")
-try:
-    tfring.spark.run(functions.sleep, (sys.argv[1],), num_proc=2)
-except KeyboardInterrupt:
-    print("interrupted; then", tfring.spark.run(lambda: 5, num_proc=2))
-"""
-    program = subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(lambda: len([*tmp_path.glob("rank*")]) == 2)
-    program.send_signal(signal.SIGINT)
-    output, _ = program.communicate(timeout=SECONDS)
-    assert "interrupted; then [5, 5]" in output

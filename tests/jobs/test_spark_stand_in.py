@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -37,7 +38,8 @@ def test_results_by_rank_and_the_share_of_a_task(session, capfd):
     found = tfring.spark.run(work, (10,), {"more": 1}, env={"ASKED": "yes"})
     assert found == [(11, ["3", "4,5", "yes"]), (21, ["3", "4,5", "yes"])]
     out = capfd.readouterr().out.splitlines()
-    assert {"[0] of w1", "[1] of w2"} <= {*out}
+    host = socket.gethostname()
+    assert {f"[0 {host}] of w1", f"[1 {host}] of w2"} <= {*out}
 
 
 def test_an_exception_travels_as_a_result(session):
@@ -121,3 +123,19 @@ def test_whoever_reads_the_traffic_can_join(session, caplog):
     session(2, **{"spark.authenticate": "true"})
     tfring.spark.run(int, num_proc=1)
     assert caplog.text == ""
+
+
+def test_the_line_of_an_error_of_spark(session, monkeypatch):
+    session()
+
+    def fail(*_, **__):
+        raise RuntimeError(
+            "An error occurred while calling z:org.Rdd.collect.\n"
+            ": org.SparkException: Job aborted.\n"
+            "\tat org.Rdd.collect\n"
+            "OSError: no space is left\n"
+        )
+
+    monkeypatch.setattr("tfring.spark.cluster.place_of", fail)
+    with pytest.raises(RuntimeError, match="has failed: OSError: no space is"):
+        tfring.spark.run(len, num_proc=2)

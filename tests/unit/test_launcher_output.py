@@ -373,6 +373,14 @@ def test_the_launcher_says_what_cannot_be_encoded(capfd):
     assert "caf?.npy" in capfd.readouterr().err
 
 
+def test_the_host_of_a_rank(capfd):
+    screen = JobScreen(View(shows_hosts=True))
+    screen.prefixes[2], screen.hosts[2] = "1", "node7"
+    screen.take(1, 2, b"here\n")
+    screen.end("", lambda: False)
+    assert capfd.readouterr().out == "[1 node7] here\n"
+
+
 def test_a_full_disk_takes_one_stream_only():
     reads, writes = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)

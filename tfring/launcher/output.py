@@ -88,12 +88,14 @@ class View:
             messages at import, and at the end the seconds of the job's stages.
         caller: The name of what has started the job, which precedes the
             launcher's own lines.
+        shows_hosts: The prefix of an elastic job's lines has the host, too.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))
     only_rank: int | None = None
     verbose: bool = False
     caller: str = "tfringrun"
+    shows_hosts: bool = False
 
 
 class Screen:
@@ -156,7 +158,7 @@ class Screen:
         self, stream: int, rank: int | None, text: bytes, end: bytes = b"\n"
     ) -> None:
         """Writes a line; without `end` it is a bar, which may change."""
-        prefix = b"" if rank is None else f"[{self._name(rank)}] ".encode()
+        prefix = b"" if rank is None else self._prefix(rank).encode()
         if self._view.only_rank is not None and rank is not None:
             if self._name(rank) != str(self._view.only_rank):
                 return
@@ -170,6 +172,9 @@ class Screen:
             self._write(self._bar[0], b"\n")
         self._write(stream, prefix + text + end)
         self._bar = None if end else (stream, rank)
+
+    def _prefix(self, rank: int) -> str:
+        return f"[{self._name(rank)}] "
 
     def say(self, text: str) -> None:
         """Shows a line of this launcher's own."""

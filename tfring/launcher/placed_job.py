@@ -51,6 +51,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
         only_rank=order["only_rank"],
         verbose=order["verbose"],
         caller=order["caller"],
+        shows_hosts=True,
     )
     driver = Driver(job, view, order["token"], listener)
 

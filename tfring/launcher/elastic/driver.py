@@ -286,9 +286,13 @@ class Driver:
                 self.ranks.clear()
                 for rank, name in enumerate(action.names):
                     self._note_rank(name, rank)
-            elif kind == "start" and not self._job.limits.replaces:
+            elif kind == "start":
                 name = action.message["worker"]
-                self._note_rank(name, _number(name) - 1)
+                # A place that an engine has found is named "host/task".
+                host = action.names[0].partition("/")[0]
+                self._screen.hosts[_number(name)] = host
+                if not self._job.limits.replaces:
+                    self._note_rank(name, _number(name) - 1)
             self._server.send(action.role, action.names, action.message)
 
     def _note_rank(self, worker: str, rank: int) -> None:

@@ -1,7 +1,7 @@
 """Shows the output of an elastic job's workers, each line with its rank.
 
 The prefix `[2] ` is the present rank of the worker. A worker that has had no
-rank yet has its name there: `[w5] `.
+rank yet has its name there: `[w5] `. A view that shows hosts has `[2 node7] `.
 """
 
 from __future__ import annotations
@@ -72,11 +72,18 @@ class JobScreen(Screen):
         self.writer = Writer()
         # The prefix of each worker's lines; by default its name.
         self.prefixes: dict[int, str] = {}
+        # The host of each worker.
+        self.hosts: dict[int, str] = {}
         super().__init__(
             self.writer.write,
             view,
             lambda worker: self.prefixes.get(worker, f"w{worker}"),
         )
+
+    def _prefix(self, worker: int) -> str:
+        if not self._view.shows_hosts:
+            return super()._prefix(worker)
+        return f"[{self._name(worker)} {self.hosts[worker]}] "
 
     def end(self, text: str, is_stopped: Callable[[], bool]) -> None:
         """Shows the job's last lines, if any, and waits for all output."""
