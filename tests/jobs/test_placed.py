@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tfring.launcher import placed
+from tfring.launcher.hosts import cpus_of_slot
+from tfring.launcher.launcher_process import Rendezvous
 from tfring.launcher.processes import descendants
 
 SECONDS = 100.0
@@ -26,7 +28,7 @@ def job():
     started = []
 
     def start(fn, ranks, *args, parts=None, environment=None, **options):
-        rendezvous = placed.Rendezvous(ranks, caller="tfring.test", **options)
+        rendezvous = Rendezvous(ranks, caller="tfring.test", **options)
         started.append(rendezvous)
         call = placed.pickled_call("tfring.test", fn, args, {})
         parts = [
@@ -63,6 +65,11 @@ def test_parts_of_one_machine_share_memory(job):
     assert {node for node, _, _ in found} == {placed.node()}
     # Modules are found as this process finds them.
     assert {path for _, _, path in found} == {sys.path[0] or str(Path.cwd())}
+
+
+def test_parts_of_one_machine_divide_its_cores(job):
+    _, end = job(lambda: os.sched_getaffinity(0), 2)
+    assert end() == [cpus_of_slot(0, 2), cpus_of_slot(1, 2)]
 
 
 def test_ranks_import_from_the_search_path_of_their_environment(job, tmp_path):
@@ -116,11 +123,11 @@ def test_too_few_places(job):
 
 
 def test_a_ticket_does_not_show_its_token(job):
-    rendezvous = placed.Rendezvous(1, caller="tfring.test")
+    rendezvous = Rendezvous(1, caller="tfring.test")
     assert rendezvous.ticket.token not in repr(rendezvous.ticket)
     rendezvous.stop()
 
 
 def test_an_address_of_another_machine():
     with pytest.raises(OSError, match="assign requested address"):
-        placed.Rendezvous(1, caller="tfring.test", interface="192.0.2.1")
+        Rendezvous(1, caller="tfring.test", interface="192.0.2.1")

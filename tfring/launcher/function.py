@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 from tfring.launcher import hosts as hosts_lib, mpi_launchers
 from tfring.launcher.hosts import Host
-from tfring.launcher.launcher_process import terminals
+from tfring.launcher.launcher_process import Rendezvous
 from tfring.launcher.placed import (
     Part,
-    Rendezvous,
     pickled_call,
     results,
     start_part,
@@ -161,7 +160,6 @@ def _run(call: bytes, machines: Sequence[Host], verbose: bool) -> list[Any]:
         sum(host.slots for host in machines),
         caller=_CALLER,
         interface=_interface(machines),
-        terminals=terminals(),
         only_rank=0,
         verbose=verbose,
     )

@@ -1,4 +1,4 @@
-"""A job's launcher as a child process: its order, and its outcome."""
+"""A job's launcher as a child process: its order, ticket and outcome."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tfring.launcher import command_line
+from tfring.rendezvous import handshake, wire
 
 # How long the launcher has to end the ranks on all hosts after their grace.
 _STOP_SECONDS = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """What a placed process needs to join. Whoever has the ticket can join."""
+
+    address: tuple[str, int]
+    token: str = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +68,67 @@ def read_order() -> dict[str, Any]:
     return order
 
 
-class LauncherProcess:
-    """The launcher of one job; see `placed_job`.
+class Rendezvous:
+    """The launcher of a job whose ranks come by themselves; see `placed_job`.
 
     It is a process of its own because a launcher takes over signals and
     orphans, which a program or a notebook needs for itself.
+
+    Attributes:
+        ticket: What each process needs to join.
     """
 
     def __init__(
-        self, order: Mapping[str, Any], descriptors: Sequence[int]
+        self,
+        ranks: int,
+        minimum: int | None = None,
+        maximum: int | None = None,
+        *,
+        caller: str,
+        interface: str = "127.0.0.1",
+        timeout_seconds: float = 600.0,
+        only_rank: int | None = None,
+        verbose: bool = False,
     ) -> None:
-        """Starts the launcher, which inherits `descriptors`."""
-        self._caller = order["caller"]
+        """Starts the launcher.
+
+        Args:
+            ranks: How many ranks the job has; with how many an elastic job
+                begins.
+            minimum: The fewest ranks with which an elastic job goes on. None:
+                the job ends at the first loss.
+            maximum: The most ranks of an elastic job. None: `ranks`.
+            caller: The name that precedes the launcher's lines.
+            interface: The address of this machine at which the launcher
+                listens.
+            timeout_seconds: How long it may take until all ranks have a place,
+                and how long an elastic job may have too few ranks.
+            only_rank: The rank whose output is shown; None shows all ranks.
+            verbose: Show where the seconds of the job's start and end went.
+
+        Raises:
+            OSError: `interface` is no address of this machine.
+        """
+        self._caller = caller
+        token = handshake.make_token()
+        order = {
+            "ranks": ranks,
+            "minimum": minimum,
+            "maximum": maximum,
+            "token": token,
+            "timeout_seconds": timeout_seconds,
+            "terminals": _terminals(),
+            "only_rank": only_rank,
+            "verbose": verbose,
+            "caller": caller,
+        }
+        # The socket listens already, so parts may connect before the launcher
+        # accepts.
+        with wire.listening_socket(interface) as listener:
+            self.ticket = Ticket(listener.getsockname()[:2], token)
+            self._start({**order, "listener": listener.fileno()})
+
+    def _start(self, order: Mapping[str, Any]) -> None:
         reader, writer = os.pipe()
         self._outcome = os.fdopen(reader)
         self._process = subprocess.Popen(
@@ -79,7 +137,7 @@ class LauncherProcess:
                 str(writer),
             ],
             env=child_environment(),
-            pass_fds=[writer, *descriptors],
+            pass_fds=[writer, order["listener"]],
             # The end of its stdin tells the launcher that this process is gone.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -155,7 +213,7 @@ class LauncherProcess:
                         selector.unregister(key.fileobj)
 
 
-def terminals() -> list[int]:
+def _terminals() -> list[int]:
     """Returns the streams, 1 or 2, on which a line may be rewritten."""
     return [
         number

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,22 +36,13 @@ from tfring.launcher import private_files
 from tfring.launcher.elastic import elastic_job
 from tfring.launcher.hosts import Host
 from tfring.launcher.launcher_process import (
-    LauncherProcess,
     Outcome,
+    Ticket,
     child_environment,
 )
-from tfring.rendezvous import handshake, wire
 
 # How long a part may take to end its ranks and to remove its files.
 _PART_SECONDS = 15.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Ticket:
-    """What a placed process needs to join. Whoever has the ticket can join."""
-
-    address: tuple[str, int]
-    token: str = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,68 +60,6 @@ class RankTracebackError(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
-
-
-class Rendezvous(LauncherProcess):
-    """A job whose ranks come by themselves, each with its ticket.
-
-    Attributes:
-        ticket: What processes need to join.
-    """
-
-    def __init__(
-        self,
-        ranks: int,
-        minimum: int | None = None,
-        maximum: int | None = None,
-        *,
-        caller: str,
-        interface: str = "127.0.0.1",
-        timeout_seconds: float = 600.0,
-        terminals: Sequence[int] = (),
-        only_rank: int | None = None,
-        verbose: bool = False,
-    ) -> None:
-        """Starts the launcher.
-
-        Args:
-            ranks: How many ranks the job has; with how many an elastic job
-                begins.
-            minimum: The fewest ranks with which an elastic job goes on. None:
-                the job ends at the first loss.
-            maximum: The most ranks of an elastic job. None: `ranks`.
-            caller: The name that precedes the launcher's lines.
-            interface: The address of this machine at which the launcher
-                listens.
-            timeout_seconds: How long it may take until all ranks have a place,
-                and how long an elastic job may have too few ranks.
-            terminals: The streams, 1 or 2, on which a line may be rewritten.
-            only_rank: The rank whose output is shown; None shows all ranks.
-            verbose: Show where the seconds of the job's start and end went.
-
-        Raises:
-            OSError: `interface` is no address of this machine.
-        """
-        token = handshake.make_token()
-        with wire.listening_socket(interface) as listener:
-            super().__init__(
-                {
-                    "ranks": ranks,
-                    "minimum": minimum,
-                    "maximum": maximum,
-                    "listener": listener.fileno(),
-                    "token": token,
-                    "timeout_seconds": timeout_seconds,
-                    "terminals": list(terminals),
-                    "only_rank": only_rank,
-                    "verbose": verbose,
-                    "caller": caller,
-                },
-                [listener.fileno()],
-            )
-            # The socket listens already, so parts may connect before the
-            # launcher accepts.
-            self.ticket = Ticket(listener.getsockname()[:2], token)
 
 
 class Part:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from tfring.launcher.placed import Ticket, configuration, node, search_path
+from tfring.launcher.launcher_process import Ticket
+from tfring.launcher.placed import configuration, node, search_path
 from tfring.rendezvous import wire
 
 _CONNECT_SECONDS = 30.0

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfring.launcher.launcher_process import Outcome, terminals
-from tfring.launcher.placed import Rendezvous, Ticket, check_counts
+from tfring.launcher.launcher_process import Outcome, Rendezvous, Ticket
+from tfring.launcher.placed import check_counts, results
 from tfring.ray.worker import Worker
 
 _CALLER = "tfring.ray"
 # How long the launcher has to say which rank has failed first.
 _OUTCOME_SECONDS = 10.0
-# How long the rank that failed first has to return its exception.
-_ERROR_SECONDS = 5.0
+# How long functions have to return, or to raise, after the end of the job.
+_RETURN_SECONDS = 5.0
 # How long the ranks have to leave: idle ranks leave at once.
 _LEAVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
@@ -171,7 +171,6 @@ class RayExecutor:
             timeout_seconds=_ELASTIC_SECONDS
             if is_elastic
             else self._start_timeout,
-            terminals=terminals(),
         )
         self._rendezvous = rendezvous
 
@@ -238,22 +237,17 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """Ends the ranks, and gives their places back."""
-        import ray
         from ray.util.placement_group import remove_placement_group
 
-        rendezvous, self._rendezvous = self._rendezvous, None
-        if rendezvous is not None:
+        if self._rendezvous is not None:
             if self._outcome is None and self._has_left():
                 self._follower.join(_LEAVE_SECONDS)
-            rendezvous.end()
-            self._follower.join()
-            rendezvous.stop()
-        for worker in self._workers:
-            ray.kill(worker)
+            self._end()
+        self._kill_workers()
         if self._owns_group:
             remove_placement_group(self._group)
-        self._workers, self._group = [], None
-        self._owns_group, self._outcome = False, None
+        self._rendezvous = self._outcome = self._group = None
+        self._owns_group = False
 
     def _has_left(self) -> bool:
         """Has the ranks leave; returns False if some are still busy."""
@@ -326,57 +320,19 @@ class RayExecutor:
 
     def _get(self, references: list[Any]) -> list[Any]:
         """Returns the results, or raises the exception of the first failure."""
-        import ray
-
-        try:
-            found: list[Any] = ray.get(references)
-            return found
-        except ray.exceptions.RayError as error:
-            raise self._first_failure(references, error) from None
-        except KeyboardInterrupt:
-            self._end()
-            raise
-
-    def _end(self, patience_seconds: float = 0.0) -> None:
-        """Ends the job, and waits for its outcome; see `Rendezvous.end`."""
-        assert self._rendezvous is not None
-        self._rendezvous.end(patience_seconds)
-        self._follower.join()
-
-    def _first_failure(
-        self, references: list[Any], found: Exception
-    ) -> Exception:
-        """Returns the exception of the rank that failed first.
-
-        The launcher ends the other ranks, of which Ray only says that they
-        died.
-        """
-        import ray
-
-        self._follower.join(_OUTCOME_SECONDS)
+        found, errors = self._wait(references)
+        if len(found) == len(references):
+            return [found[rank] for rank in range(len(references))]
         outcome = self._outcome
-        ray.wait(
-            references, num_returns=len(references), timeout=_ERROR_SECONDS
-        )
-        errors: dict[int, Exception] = {}
-        for rank, reference in enumerate(references):
-            try:
-                ray.get(reference, timeout=0)
-            except ray.exceptions.RayTaskError as error:
-                errors[rank] = error
-            except ray.exceptions.RayError:
-                pass  # the actor has died, or still runs
-        said = ""
-        if outcome is not None:
-            first = outcome.ranks.get(outcome.failed_worker or "")
-            if first in errors:
-                return errors[first]
-            # A rank that was killed has no exception; others fail for lack of
-            # it.
-            said = outcome.said
-        if errors and not said:
-            return errors[min(errors)]
-        return RuntimeError(f"{_CALLER}: {said or found}")
+        assert outcome is not None
+        first = outcome.ranks.get(outcome.failed_worker or "")
+        if first in errors:
+            raise errors[first] from None
+        # A rank that was killed has no exception. Others fail for lack of it.
+        if errors and not outcome.said:
+            raise errors[min(errors)] from None
+        said = outcome.said or "the ranks are lost."
+        raise RuntimeError(f"{_CALLER}: {said}")
 
     def _run_elastic(
         self,
@@ -385,47 +341,75 @@ class RayExecutor:
         kwargs: Mapping[str, Any],
     ) -> list[Any]:
         """Calls a function in all actors, also in those started again."""
+        found, errors = self._wait(
+            [w.run_to_end.remote(fn, args, kwargs) for w in self._started()]
+        )
+        for error in errors.values():
+            raise error from None
+        assert self._outcome is not None
+        return results(found.values(), self._outcome)
+
+    def _wait(
+        self, references: list[Any]
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Waits until all calls have returned, or the job is over.
+
+        A function that raises, and an interrupt, end the job. The launcher
+        reports actors that have died.
+
+        Returns:
+            What the calls have returned, and what the functions have raised, by
+            the number of the reference.
+        """
         import ray
 
-        pending = [
-            worker.run_to_end.remote(fn, args, kwargs)
-            for worker in self._started()
-        ]
-        try:
-            results = self._results_of_workers(pending)
-        except BaseException:  # an interrupt, too
-            assert self._rendezvous is not None
-            self._rendezvous.end()
-            # Ray would start them again, in a job that has ended.
-            for worker in self._workers:
-                ray.kill(worker)
-            self._follower.join()
-            raise
-        self._end(_OUTCOME_SECONDS)
-        outcome = self._outcome
-        assert outcome is not None
-        if outcome.status != 0:
-            said = outcome.said or "the ranks are lost."
-            raise RuntimeError(f"{_CALLER}: {said}")
-        ranks = sorted(outcome.ranks.items(), key=lambda each: each[1])
-        return [results[worker] for worker, _ in ranks if worker in results]
+        is_elastic = self._minimum is not None
+        left = {reference: n for n, reference in enumerate(references)}
+        found: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
 
-    def _results_of_workers(self, pending: list[Any]) -> dict[str, Any]:
-        """Waits for results until the end of the job."""
-        import ray
-
-        results: dict[str, Any] = {}
-        while pending:
-            is_over = self._outcome is not None
-            ready, pending = ray.wait(pending, timeout=_LOOK_SECONDS)
-            if is_over and not ready:
-                break  # the others still wait for a place
+        def take(count: int, seconds: float) -> None:
+            ready, _ = ray.wait([*left], num_returns=count, timeout=seconds)
             for reference in ready:
+                number = left.pop(reference)
                 try:
-                    worker, result = ray.get(reference)
-                    results[worker] = result
-                except ray.exceptions.RayTaskError:
-                    raise
+                    found[number] = ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    errors[number] = error
                 except ray.exceptions.RayError:
-                    pass  # the launcher reports losses
-        return results
+                    pass  # the actor has died
+
+        try:
+            while left and self._outcome is None and not errors:
+                take(1, _LOOK_SECONDS)
+            if is_elastic or len(found) < len(references):
+                if self._outcome is None:
+                    self._end(
+                        0.0 if is_elastic and errors else _OUTCOME_SECONDS
+                    )
+                assert self._outcome is not None
+                # Actors of an elastic job may wait for a place for ever.
+                last = self._outcome.ranks if is_elastic else references
+                missing = min(len(last) - len(found), len(left))
+                if missing > 0:
+                    take(missing, _RETURN_SECONDS)
+        except KeyboardInterrupt:
+            self._end()
+            raise
+        return found, errors
+
+    def _end(self, patience_seconds: float = 0.0) -> None:
+        """Ends the job, and waits for its outcome; see `Rendezvous.end`."""
+        assert self._rendezvous is not None
+        self._rendezvous.end(patience_seconds)
+        if self._minimum is not None:
+            # Ray would start them again, in a job that has ended.
+            self._kill_workers()
+        self._follower.join()
+
+    def _kill_workers(self) -> None:
+        import ray
+
+        for worker in self._workers:
+            ray.kill(worker)
+        self._workers = []

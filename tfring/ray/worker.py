@@ -6,7 +6,9 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfring.launcher.placed import Ticket
+from tfring.launcher import private_files
+from tfring.launcher.launcher_process import Ticket
+from tfring.launcher.placed import Returned
 from tfring.launcher.placed_here import Joined
 
 
@@ -34,7 +36,7 @@ class Worker:
         kwargs: Mapping[str, Any],
     ) -> None:
         """Makes the object that `execute` passes to functions."""
-        self._executable = self._call(cls, args, kwargs)
+        self._executable = self.run(cls, args, kwargs)
 
     def run(
         self,
@@ -43,35 +45,22 @@ class Worker:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls a function."""
-        return self._call(fn, args, kwargs)
-
-    def execute(self, fn: Callable[[Any], Any]) -> Any:
-        """Calls a function with the object of `make`."""
-        return self._call(fn, [self._executable], {})
-
-    def run_to_end(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> tuple[str, Any]:
-        """Calls a function, and leaves the job; returns worker and result."""
-        result = self._call(fn, args, kwargs)
-        self._joined.leave()
-        return self._joined.worker, result
-
-    def leave(self) -> None:
-        """Leaves the job."""
-        self._joined.leave()
-
-    def _call(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
         try:
             return fn(*args, **kwargs)
         except Exception as error:
             self._joined.fail(error)
             raise
+
+    def execute(self, fn: Callable[[Any], Any]) -> Any:
+        """Calls a function with the object of `make`."""
+        return self.run(fn, [self._executable], {})
+
+    def run_to_end(self, *call: Any) -> Returned:
+        """Calls a function, and leaves the job."""
+        result = private_files.dumps(self.run(*call))
+        self._joined.leave()
+        return Returned(self._joined.worker, False, result)
+
+    def leave(self) -> None:
+        """Leaves the job."""
+        self._joined.leave()

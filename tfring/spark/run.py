@@ -8,11 +8,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tfring.launcher.launcher_process import Outcome, terminals
+from tfring.launcher.launcher_process import Outcome, Rendezvous, Ticket
 from tfring.launcher.placed import (
-    Rendezvous,
     Returned,
-    Ticket,
     check_counts,
     pickled_call,
     results,
@@ -130,7 +128,6 @@ def run(
         caller=_CALLER,
         interface=context.getConf().get("spark.driver.host"),
         timeout_seconds=start_timeout,
-        terminals=terminals(),
         verbose=verbose,
     )
     stage = _Stage(
