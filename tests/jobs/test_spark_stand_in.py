@@ -12,6 +12,7 @@ import fake_spark
 import pytest
 
 import tfring.spark
+from tfring.launcher.hosts import cpus_of_slot
 
 
 @pytest.fixture
@@ -26,17 +27,25 @@ def session(monkeypatch):
     return make
 
 
-def test_results_by_rank_and_the_share_of_a_task(session, capfd):
+def test_results_by_rank_and_the_share_of_a_task(session, capfd, monkeypatch):
+    for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     session(2, **{"spark.task.cpus": "3", "gpus": ["4", "5"]})
 
     def work(factor, *, more):
         print("of", os.environ["TFRING_ELASTIC_WORKER"], flush=True)
         number = int(os.environ["TFRING_ELASTIC_WORKER"][1:])
-        names = ("TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES", "ASKED")
-        return number * factor + more, [os.environ[name] for name in names]
+        names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+        names += ("CUDA_VISIBLE_DEVICES", "ASKED")
+        shown = [os.environ[name] for name in names]
+        return number * factor + more, shown, os.sched_getaffinity(0)
 
     found = tfring.spark.run(work, (10,), {"more": 1}, env={"ASKED": "yes"})
-    assert found == [(11, ["3", "4,5", "yes"]), (21, ["3", "4,5", "yes"])]
+    shown = ["3", "3", "4,5", "yes"]
+    assert found == [
+        (11, shown, cpus_of_slot(0, 2, 3)),
+        (21, shown, cpus_of_slot(1, 2, 3)),
+    ]
     out = capfd.readouterr().out.splitlines()
     host = socket.gethostname()
     assert {f"[0 {host}] of w1", f"[1 {host}] of w2"} <= {*out}
