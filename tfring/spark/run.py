@@ -50,7 +50,7 @@ def run(
     session. Each task of a stage starts one rank, which is a process below the
     executor and calls `fn(*args, **kwargs)` once. `fn` calls `tfring.init()`
     and does the work of a script. Output of the ranks appears here, each line
-    with its rank.
+    with rank and host. Ranks on one machine divide its cores.
 
     The stage is a barrier stage: all ranks start together, and if one is lost,
     all end and Spark does not try again. With `min_num_proc` the job is
@@ -70,8 +70,9 @@ def run(
             rank needs a slot of `spark.task.cpus` cores, at the same time. An
             elastic job begins with this many.
         env: Environment variables of the ranks. By default
-            `TF_NUM_INTRAOP_THREADS` is `spark.task.cpus`. A rank sees the GPUs
-            that Spark has given to its task.
+            `TF_NUM_INTRAOP_THREADS` and `OMP_NUM_THREADS` are
+            `spark.task.cpus`. A rank sees the GPUs that Spark has given to its
+            task.
         min_num_proc: The job is elastic, and goes on with this many ranks.
         max_num_proc: The most ranks of an elastic job. None: `num_proc`.
         start_timeout: Seconds until all ranks must have a slot; in an elastic

@@ -5,6 +5,7 @@ There are no clocks and no sockets here: callers pass the time.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ class HostTable:
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
+        # The results of `slots_of_node`; empty after a change of the hosts.
+        self._slots_of_nodes: dict[str, tuple[int, int]] = {}
         # True once a generation has trained. Before, a failure may be the
         # script's fault, and hosts that are left out are not retried.
         self._has_trained = False
@@ -55,6 +58,7 @@ class HostTable:
 
         A host that leaves and returns begins without strikes.
         """
+        self._slots_of_nodes = {}
         before = {name: host.slots for name, host in self._hosts.items()}
         for name in before.keys() - slots.keys():
             del self._hosts[name]
@@ -71,6 +75,7 @@ class HostTable:
         whole machine. Hosts with a smaller `order` come first in
         `slots_by_node`.
         """
+        self._slots_of_nodes = {}
         self._hosts[name] = _Host(
             slots, node or name, order, has_come_by_itself=True
         )
@@ -87,11 +92,21 @@ class HostTable:
         return self._hosts[name].node if name in self._hosts else name
 
     def slots_of_node(self, name: str) -> tuple[int, int]:
-        """Returns how many slots a host's node has: before it, and in all."""
-        node = self.node(name)
-        hosts = [each for each in self._hosts if self.node(each) == node]
-        before = hosts[: hosts.index(name)] if name in hosts else []
-        return sum(map(self.slots, before)), sum(map(self.slots, hosts))
+        """Returns the slots of a host's node: before the host's, and in all.
+
+        Without such a host, both are 0.
+        """
+        if not self._slots_of_nodes:
+            counted = collections.Counter[str]()
+            before = {}
+            for each, host in self._hosts.items():
+                before[each] = counted[host.node]
+                counted[host.node] += host.slots
+            self._slots_of_nodes = {
+                each: (before[each], counted[host.node])
+                for each, host in self._hosts.items()
+            }
+        return self._slots_of_nodes.get(name, (0, 0))
 
     def slots_by_node(self) -> list[str]:
         """Returns the host of each slot that can be used now, node by node."""
@@ -132,6 +147,7 @@ class HostTable:
         if host is None:
             return ""
         if host.has_come_by_itself:
+            self._slots_of_nodes = {}
             del self._hosts[name]
             return ""
         host.up = host.leaving = False
