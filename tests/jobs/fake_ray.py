@@ -63,8 +63,8 @@ def serve(calls, replies):
     actor = None
     with contextlib.suppress(EOFError):
         while True:
-            method, args, kwargs = _receive(calls)
             try:
+                method, args, kwargs = _receive(calls)
                 if method is None:
                     cls, *args = args
                     actor = cls(*args, **kwargs)
@@ -72,6 +72,8 @@ def serve(calls, replies):
                 else:
                     result = getattr(actor, method)(*args, **kwargs)
                 _send(replies, (True, result))
+            except EOFError:
+                raise
             except Exception as error:
                 _send(replies, (False, error))
 

@@ -67,6 +67,27 @@ def test_the_first_failure_is_raised(executor):
     assert executor.run(worker) == ["w1", "w2"]
 
 
+def load_data():
+    if worker() == "w2":
+        raise FileNotFoundError("data.npy")
+
+
+class Data:
+    def __reduce__(self):
+        return load_data, ()
+
+
+def test_an_argument_that_a_rank_cannot_load_ends_the_job(
+    executor, monkeypatch
+):
+    # The launcher is not told of it.
+    monkeypatch.setattr("tfring.ray.executor._OUTCOME_SECONDS", 0.5)
+    with pytest.raises(FileNotFoundError, match=r"data\.npy"):
+        executor.run(lambda data: signal.pause(), [Data()])
+    with pytest.raises(RuntimeError, match="the job of these ranks has ended"):
+        executor.run(worker)
+
+
 def test_a_killed_actor_is_named(executor):
     def work():
         if worker() == "w1":
