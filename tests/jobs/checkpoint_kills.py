@@ -4,10 +4,11 @@
 
 It is run by hand, and takes about ten seconds for a kill. Each training is
 killed again and again until it ends: the whole job, its launcher or one rank,
-at a random time, while checkpoints are written all the time. Half of the
-trainings have as many ranks at each start: their weights must be those of a
-training that nobody has killed. The others have 1 to 3 ranks, elastic or not,
-and count how often each row was trained on. Each start must go on with the
+at a random time, while checkpoints are written all the time. Some trainings
+have as many ranks at each start: their weights must be those of a training
+that nobody has killed, or count each row once an epoch in an order without a
+seed. The others have 1 to 3 ranks, by `tfring.elastic.fit`, elastic or not, or
+by `fit`, and count each row once an epoch, too. Each start must go on with the
 step of the newest checkpoint that is whole.
 """
 
@@ -37,6 +38,7 @@ PROGRAM = Path(__file__).with_name("checkpoint_training.py")
 SILENCE_SECONDS = 120
 MOST_KILLS_OF_A_TRAINING = 8
 SIZES = (1, 2, 3)
+KINDS = ("rows", "bits", "shared", "arrays", "order")
 
 
 class Job:
@@ -138,8 +140,9 @@ class Kills:
         end = self.counts.total() + most
         while True:
             ranks, elastic = size, False
-            if kind == "rows":
+            if kind in ("rows", "shared", "arrays"):
                 ranks = self._chance.choice(SIZES)
+            if kind == "rows":
                 elastic = self._chance.random() < 0.5
             job = self._start(folder, kind, ranks, elastic)
             kills = self.counts.total()
@@ -196,28 +199,34 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     chance = random.Random(options.seed)
     ends_at = time.monotonic() + 60 * options.minutes
     work = Path(tempfile.mkdtemp(prefix="tfring-kills-"))
     whole = {}
-    for size in SIZES:
+    for size in SIZES if "bits" in options.kinds else ():
         job = Job(work / f"whole-{size}", "bits", size)
         job.end()
         whole[size] = sorted(job.results())
     kills, trainings = Kills(chance), 0
     while kills.counts.total() < options.kills and time.monotonic() < ends_at:
-        kind, size = ("rows", "bits")[trainings % 2], chance.choice(SIZES)
+        kind = options.kinds[trainings % len(options.kinds)]
+        size = chance.choice(SIZES)
         folder = work / f"training-{trainings}"
         job = kills.of_training(folder, kind, size, MOST_KILLS_OF_A_TRAINING)
-        if kind == "rows":
+        if kind == "order":
+            assert all(set(each) == {EPOCHS} for each in job.results())
+        elif kind != "bits":
             check_rows(job)
         else:
             # Each rank has moving statistics of its own.
             assert sorted(job.results()) == whole[size], job.output
         trainings += 1
         shutil.rmtree(folder)
-        print(f"{trainings} trainings, {kills.describe()}.", flush=True)
+        print(
+            f"{trainings} trainings, of {kind}, {kills.describe()}.", flush=True
+        )
     shutil.rmtree(work)
 
 

@@ -1,6 +1,6 @@
 """A rank's part of the trainings that `checkpoint_kills.py` kills.
 
-checkpoint_training.py rows|bits
+checkpoint_training.py rows|arrays|shared|order|bits
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfring
 
@@ -32,28 +33,69 @@ class Steps(keras.callbacks.Callback):
             print(f"step {step} at {time.time():.3f}", flush=True)
 
 
-def rows(callbacks):
-    """Returns how often each row was trained on, on any number of ranks."""
+def counting_model():
+    """Returns a model whose weights count how often rows were trained on."""
     model = keras.Sequential(
         [
             keras.Input((ROWS,)),
             keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
         ]
     )
-    # Training on a row increments its weight.
-    optimizer = keras.optimizers.SGD(float(BATCH))
     model.compile(
-        tfring.DistributedOptimizer(optimizer, op=tfring.Sum),
-        keras.losses.MeanAbsoluteError(),
+        tfring.DistributedOptimizer(keras.optimizers.SGD(1.0), op=tfring.Sum),
+        keras.losses.MeanAbsoluteError(reduction="sum"),
     )
+    return model
+
+
+def counts(model):
+    return model.get_weights()[0].ravel().tolist()
+
+
+ALL_ROWS = np.eye(ROWS, dtype="float32"), np.full((ROWS, 1), 1e9)
+
+
+def rows(callbacks):
+    """Trains by `tfring.elastic.fit`, on any number of ranks."""
+    model = counting_model()
     tfring.elastic.fit(
-        *(model, np.eye(ROWS, dtype="float32"), np.full((ROWS, 1), 1e9)),
+        *(model, *ALL_ROWS),
         batch_size=BATCH,
         epochs=EPOCHS,
         verbose=0,
         callbacks=callbacks,
     )
-    return model.get_weights()[0].ravel().tolist()
+    return counts(model)
+
+
+def plain_fit(callbacks, **data):
+    model = counting_model()
+    model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    return counts(model)
+
+
+def arrays(callbacks):
+    """Trains by `fit` with the rows of all ranks, on any number of ranks."""
+    callbacks[-1].of_all_ranks = True
+    x, y = ALL_ROWS
+    return plain_fit(callbacks, x=x, y=y, batch_size=BATCH)
+
+
+def of_row(row):
+    return tf.one_hot(row, ROWS), [1e9]
+
+
+def shared(callbacks):
+    """Trains by `fit` on a shared dataset, on any number of ranks."""
+    own = tfring.data.shard(tf.data.Dataset.range(ROWS), seed=1).map(of_row)
+    return plain_fit(callbacks, x=own.batch(BATCH).prefetch(2))
+
+
+def order(callbacks):
+    """Trains in an order without a seed, on as many ranks as before."""
+    own = tf.data.Dataset.range(ROWS).shard(tfring.size(), tfring.rank())
+    own = own.shuffle(ROWS).map(of_row, num_parallel_calls=2)
+    return plain_fit(callbacks, x=own.batch(BATCH).prefetch(2))
 
 
 def bits(callbacks):
@@ -89,7 +131,8 @@ def bits(callbacks):
 def main():
     tfring.init()
     checkpoint = tfring.callbacks.Checkpoint("checkpoints", every_steps=2)
-    train = {"rows": rows, "bits": bits}[sys.argv[1]]
+    kinds = rows, arrays, shared, order, bits
+    train = {each.__name__: each for each in kinds}[sys.argv[1]]
     result = train([Steps(checkpoint), checkpoint])
     print("result", json.dumps(result), flush=True)
 

@@ -16,19 +16,23 @@ SCRIPT = (
     SLOW
     + """
 import hashlib
+import importlib
+import sys
 import numpy as np
 
-tfring.init()
+hvd = importlib.import_module(sys.argv[1])
+hvd.init()
 keras.utils.set_random_seed(1)
 model = keras.Sequential([
     keras.Input((8,)), keras.layers.Dense(8, activation="relu"),
     keras.layers.Dropout(0.2), keras.layers.Dense(1)])
-model.compile(tfring.DistributedOptimizer("adam"), "mse")
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
 
 x = np.random.default_rng(tfring.rank()).normal(size=(160, 8))
 history = model.fit(
     x, x.sum(1), batch_size=8, epochs=4, verbose=0, callbacks=[
-        tfring.callbacks.BroadcastGlobalVariablesCallback(0), Slow(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0), Slow(),
+        hvd.callbacks.LearningRateWarmupCallback(1e-3, warmup_epochs=3),
         tfring.callbacks.Checkpoint(
             "checkpoints", every_steps=3, requeue=True)])
 values = b"".join(v.tobytes() for v in model.get_weights())
@@ -60,10 +64,10 @@ def train(start, write_script, tmp_path):
         "SLURM_JOB_ID": "17",
     }
 
-    def train(ranks=2, at_step=None, act=None):
-        process = start(
-            [*TFRINGRUN, "-np", ranks, sys.executable, script], env=slurm
-        )
+    def train(ranks=2, at_step=None, act=None, names="tfring"):
+        options = ["--horovod"] if names.startswith("horovod") else []
+        command = [*TFRINGRUN, *options, "-np", ranks]
+        process = start([*command, sys.executable, script, names], env=slurm)
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -76,15 +80,17 @@ def train(start, write_script, tmp_path):
 
 
 def test_a_warning_of_the_batch_system(train, tmp_path):
-    status, first, output = train(at_step=30, act=signal.SIGUSR1)
+    """The script is one of Horovod's, under `tfringrun --horovod`."""
+    names = "horovod.tensorflow.keras"
+    status, first, output = train(at_step=30, act=signal.SIGUSR1, names=names)
     assert (status, first) == (75, 0), output
     assert "has saved and asks for another start: exit status 75" in output
     assert "failed first" not in output
     # One rank has asked, once, and the checkpoints remain.
     [asked] = (tmp_path / "asked").read_text().splitlines()
-    names = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
-    assert asked.split() == ["requeue", "17", *names]
-    status, first, output = train(at_step=60, act=signal.SIGTERM)
+    found = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
+    assert asked.split() == ["requeue", "17", *found]
+    status, first, output = train(at_step=60, act=signal.SIGTERM, names=names)
     assert status == 75, output
     # The checkpoint is of the step after which the ranks have agreed.
     assert first > 30, output
@@ -92,18 +98,21 @@ def test_a_warning_of_the_batch_system(train, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-def test_a_job_that_is_killed_at_random(train, tmp_path):
+@pytest.mark.parametrize("names", ["tfring", "horovod.tensorflow.keras"])
+def test_a_job_that_is_killed_at_random(train, tmp_path, names):
     def result(output):
         return set(re.findall(r"result (.*)", output))
 
-    status, _, output = train()
+    status, _, output = train(names=names)
     assert status == 0, output
     (tmp_path / "checkpoints").rename(tmp_path / "uninterrupted")
     steps = random.Random(0)
     reached = 0
     while True:
         at_step = reached + steps.randrange(5, 30)
-        status, first, again = train(at_step=at_step, act=signal.SIGKILL)
+        status, first, again = train(
+            at_step=at_step, act=signal.SIGKILL, names=names
+        )
         if status == 0:
             break
         # Checkpoints that were being written may be lost, but no others.

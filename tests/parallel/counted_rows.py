@@ -62,6 +62,8 @@ def arguments(kind, rank, size):
         own = slice(rank, None, size) if kind == "own arrays" else slice(None)
         x, y = data_of(np.arange(ROWS)[own])
         return {"x": x, "y": y, "batch_size": BATCH}
+    if kind.startswith("unseeded"):
+        return own_dataset(kind, rank, size)
     rows, seed = tf.data.Dataset.range(ROWS), 3
     if kind == "endless":
         # A shuffle would mix the rows of two epochs.
@@ -69,13 +71,35 @@ def arguments(kind, rank, size):
     own = tfring.data.shard(rows, seed=seed)
     if kind == "shuffled":
         own = own.shuffle(9, seed=1)
-    own = own.map(lambda row: (tf.one_hot(row, ROWS), [1e9]))
-    own = own.batch(BATCH).prefetch(2)
+    own = own.map(of_row).batch(BATCH).prefetch(2)
     if kind == "dataset":
         return {"x": own}
     if kind == "endless":
         return {"x": own, "steps_per_epoch": ROWS // size // BATCH}
     return {"x": own.repeat(), "steps_per_epoch": int(own.cardinality())}
+
+
+def of_row(row):
+    return tf.one_hot(row, ROWS), [1e9]
+
+
+def own_dataset(kind, rank, size):
+    """Returns the rank's own rows, in an order that no seed gives again."""
+    rows = tf.data.Dataset.range(ROWS).shard(size, rank).shuffle(ROWS)
+    if "repeated" in kind:
+        rows = rows.repeat()
+    if "unknown" in kind:
+        rows = rows.filter(lambda row: True)
+    if "function" in kind:
+        rows = rows.map(
+            lambda row: tf.ensure_shape(
+                tf.numpy_function(lambda each: each, [row], tf.int64), []
+            )
+        )
+    rows = rows.map(of_row, num_parallel_calls=2).batch(BATCH).prefetch(2)
+    if "repeated" in kind:
+        return {"x": rows, "steps_per_epoch": ROWS // size // BATCH}
+    return {"x": rows}
 
 
 def count(kind, folder, cut_off, rank, size, **options):

@@ -192,14 +192,17 @@ class Coordinator:
         Args:
             step: How many steps there have been.
             items: What the training consists of.
-            extras: Further arrays of this rank, by their keys.
+            extras: Further arrays of this rank, and tensors of variants, by
+                their keys.
             states: What this rank has besides, as JSON holds it.
         """
         self.wait()
         values = [item.value() for item in items]
         chosen = own_items(items, values, runtime.rank(), runtime.size())
         own = {items[n].key: host_array(values[n]) for n in chosen}
-        own |= {key: np.array(each) for key, each in extras.items()}
+        # Variants never change, so they are written without a copy.
+        variants = {k: v for k, v in extras.items() if isinstance(v, tf.Tensor)}
+        own |= {k: np.array(v) for k, v in extras.items() if k not in variants}
         part = {
             **states,
             "rank": runtime.rank(),
@@ -210,7 +213,7 @@ class Coordinator:
         }
         number, self._number = self._number, self._number + 1
         future = self._thread.submit(
-            self._write_part, number, runtime.rank(), own
+            self._write_part, number, runtime.rank(), own, variants
         )
         parts = [part]
         self._writing = _Writing(number, step, False, future, parts)
@@ -218,8 +221,14 @@ class Coordinator:
         self._next_vote = step + 1
         self._is_due = False
 
-    def _write_part(self, number: int, rank: int, own: dict[str, Array]) -> Any:
-        copies = self._memory.take(own)
+    def _write_part(
+        self,
+        number: int,
+        rank: int,
+        own: dict[str, Array],
+        variants: Mapping[str, tf.Tensor],
+    ) -> Any:
+        copies = self._memory.take(own) | dict(variants)
         return self._folder.write_part(number, rank, copies)
 
     def wait(self) -> None:

@@ -59,6 +59,19 @@ class Files:
 
         return read
 
+    def read_variant(self, prefix: Path, name: str) -> tf.Tensor:
+        """Returns a tensor of variants, which NumPy does not have."""
+        try:
+            [value] = tf.raw_ops.RestoreV2(
+                prefix=str(prefix),
+                tensor_names=[name],
+                shape_and_slices=[""],
+                dtypes=[tf.variant],
+            )
+        except tf.errors.OpError as error:
+            raise OSError(f"{prefix}, '{name}': {error.message}") from None
+        return value
+
     def write(self, path: Path, data: bytes) -> None:
         """Writes a file."""
         path.write_bytes(data)

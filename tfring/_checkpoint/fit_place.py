@@ -10,18 +10,22 @@
 | other `tf.data`                         | the batches that this rank has    |
 |                                         | taken                             |
 
-A place of all ranks is one for any number of them.
+A place in data that all ranks share holds for any number of ranks. On as many
+ranks as before, the iterator of a `tf.data.Dataset` is restored, if its state
+could be saved; else it reads the batches again up to the place.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
 from tfring._checkpoint.restoring import Saved
 from tfring._core import runtime
 from tfring._keras.epochs import LastInFit, Start
+from tfring._keras.iterator_states import KEY, FitIterator
 from tfring._keras.shared_batches import Cut, SharedBatches
 
 
@@ -51,6 +55,7 @@ class FitPlace:
         # The batches of a dataset without end that were read since then.
         self._read = 0
         self._cut: Cut | None = None
+        self._iterator = FitIterator() if given.dataset is not None else None
         # How many rows, or batches, were taken of the first epoch of this job.
         self._taken = 0
         self._is_first = False
@@ -72,6 +77,8 @@ class FitPlace:
             self.batch = self._given.data.begin(self.epoch, self._taken)
         elif is_within and self._shared is not None:
             self._find_batch(self._shared, place)
+        if self._iterator is not None and not problem and is_same_size:
+            self._iterator.saved = self._saved_iterator(saved, place)
         if self._steps is not None and self.batch >= self._steps:
             _warn_of_few(self.epoch)
             self.epoch, self.batch, self._taken = self.epoch + 1, 0, 0
@@ -97,6 +104,26 @@ class FitPlace:
             "its data are each rank's own. Pass the data of all ranks, and "
             "Checkpoint(..., of_all_ranks=True)"
         )
+
+    def _saved_iterator(
+        self, saved: Saved, place: dict[str, Any]
+    ) -> tf.Tensor | None:
+        """Returns the state of this rank's iterator, if there is one."""
+        rank = runtime.rank()
+        steps = self.describe()
+        is_alike = all(
+            place[name] == steps[name]
+            for name in ("steps", "elements in a step")
+        )
+        if is_alike and rank in saved.ranks_with(KEY):
+            return saved.read_variant(rank, KEY)
+        return None
+
+    def iterator_state(self) -> tf.Tensor | None:
+        """Returns the state of the iterator, or None if there is none."""
+        if self._iterator is None:
+            return None
+        return self._iterator.state(is_between_epochs=self.batch == 0)
 
     def _find_batch(self, shared: SharedBatches, place: dict[str, Any]) -> None:
         passes, taken = place["taken"]
@@ -129,17 +156,14 @@ class FitPlace:
             self.batch = 0
         if self._given.data is not None:
             self._given.data.begin(epoch, self._taken if is_first else 0)
+        if self._iterator is None:
+            return Start(self.batch) if is_first else None
         if not is_first:
-            return None
-        if self._given.dataset is None:
-            return Start(self.batch)
+            return Start(0, read=0, iterator=self._iterator)
+        epochs, read = epoch - self._first_epoch, None
         if self._has_no_end():
-            start = Start(self.batch, read=self._read, cut=self._cut)
-        else:
-            epochs = epoch - self._first_epoch
-            start = Start(self.batch, epochs, cut=self._cut)
-        _say_what_is_read_again(start, self._given.steps_per_epoch or 0)
-        return start
+            epochs, read = 0, self._read
+        return Start(self.batch, epochs, read, self._cut, self._iterator)
 
     def count(self, batch: int) -> int:
         """Counts the steps up to a batch of Keras's; returns how many."""
@@ -191,18 +215,3 @@ def _warn_of_few(epoch: int) -> None:
             "ranks, and so the next epoch begins.",
             *(epoch, runtime.size()),
         )
-
-
-def _say_what_is_read_again(start: Start, steps_per_epoch: int) -> None:
-    read = start.epochs * steps_per_epoch + start.to_read
-    if read == 0 or runtime.rank() != 0:
-        return
-    logging.warning(
-        "tfring: %d batches of the tf.data.Dataset are read again, and not "
-        "trained on, which takes as long as its input pipeline needs for "
-        "them.%s",
-        read,
-        ""
-        if start.cut is None
-        else " The first step has fewer rows: the other ranks took the rest.",
-    )

@@ -190,6 +190,15 @@ class Folder:
         """
         return self._files.open_tensors(_prefix(self.of_number(number), rank))
 
+    def read_variant(self, number: int, rank: int, name: str) -> Any:
+        """Returns a tensor of variants of a rank's part.
+
+        Raises:
+            OSError: The part cannot be read.
+        """
+        prefix = _prefix(self.of_number(number), rank)
+        return self._files.read_variant(prefix, name)
+
     def remove(self, number: int) -> None:
         """Removes a checkpoint; its manifest goes first.
 

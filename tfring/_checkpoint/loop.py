@@ -6,14 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+from absl import logging
+
 from tfring._checkpoint.contents import (
     Item,
     built_optimizers,
     items_of_model,
     items_of_variables,
 )
+from tfring._checkpoint.restoring import Saved
 from tfring._checkpoint.saver import Saver, Settings
 from tfring._core import runtime
+from tfring._keras import iterator_states
 from tfring._state.kinds import are_in_a_round
 
 # The attribute of an elastic state that is the place in the data.
@@ -29,6 +34,10 @@ class Checkpoint:
     of `epoch`, in an order that is a function of the epoch. `taken` is a place
     for any number of ranks, for `tfring.data.shard(..., seed=epoch, skip=taken
     * batch_size)`.
+
+    A `tf.data.Iterator` is at its place after `restore`, also in an order that
+    no seed gives again, if as many ranks go on. On other ranks it stays where
+    it is, and a warning says so.
 
     In a loop of `tfring.elastic.run` pass the state, and call `restore` in the
     function itself. The state then has the place, too. `step` and `end_epoch`
@@ -47,6 +56,8 @@ class Checkpoint:
         resume: See `tfring.callbacks.Checkpoint`.
         strict: See `tfring.callbacks.Checkpoint`.
         requeue: See `tfring.callbacks.Checkpoint`.
+        iterator: This rank's iterator of a `tf.data.Dataset`, which is saved
+            with the place; None if the loop finds the place by itself.
         state: The state of `tfring.elastic.run`, which has this model; None in
             other loops. Each worker must make it and this object before it
             calls the function.
@@ -59,8 +70,8 @@ class Checkpoint:
 
     Raises:
         TypeError: An argument has another type.
-        ValueError: An argument is none of these, or the model has not been
-            built.
+        ValueError: An argument is none of these, the model has not been built,
+            or there is a `state` beside an `iterator`.
 
     Example:
 
@@ -103,6 +114,7 @@ class Checkpoint:
         resume: str = "auto",
         strict: bool = False,
         requeue: bool = False,
+        iterator: tf.data.Iterator | None = None,
         state: Any = None,
     ) -> None:
         self._saver = Saver(
@@ -120,6 +132,18 @@ class Checkpoint:
         self._model = model
         self._optimizer = optimizer
         self._variables = list(variables)
+        if not isinstance(iterator, tf.data.Iterator | None):
+            raise TypeError(
+                "Checkpoint: iterator must be the iterator of a "
+                f"tf.data.Dataset, iter(dataset), got {iterator!r}."
+            )
+        if iterator is not None and state is not None:
+            raise ValueError(
+                "Checkpoint: in a loop of tfring.elastic.run the ranks change, "
+                "and the place of an iterator is one rank's own. Leave "
+                "iterator out, and find the place by `taken`."
+            )
+        self._iterator = iterator
         self._has_begun = False
         self.epoch = self.batch = self.taken = 0
         self._state = state
@@ -142,10 +166,12 @@ class Checkpoint:
             True if there was a checkpoint, or a commit.
 
         Raises:
-            NotImplementedError: See `tfring.callbacks.Checkpoint`.
+            NotImplementedError: See `tfring.callbacks.Checkpoint`; or the
+                iterator has a state that TensorFlow cannot save.
             RuntimeError: See `tfring.callbacks.Checkpoint`; or it is called
                 outside of the function.
-            ValueError: The checkpoint is of another training.
+            ValueError: The checkpoint is of another training, or of an iterator
+                of another dataset.
         """
         if self._state is not None and self._state._commits < 0:
             raise RuntimeError(
@@ -160,14 +186,50 @@ class Checkpoint:
                 self._saver.go_on(self._items(), place["step"])
                 self._take(place)
                 return True
+        self._iterator_state()  # It raises an error before the training.
         saved = self._saver.find(is_elastic=self._state is not None)
         items = self._items(None if saved is None else saved.items())
         self._saver.begin(items, saved)
         self.epoch = self.batch = self.taken = 0
         if saved is not None:
             self._take(saved.of_rank(runtime.rank(), "place"))
+            self._move_iterator(saved)
         self._note_place()
         return saved is not None
+
+    def _iterator_state(self) -> tf.Tensor | None:
+        if self._iterator is None:
+            return None
+        try:
+            return iterator_states.state_of(self._iterator)
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"Checkpoint: the iterator cannot be saved: {error}. Leave "
+                "iterator out, and skip the first `batch` batches of the epoch."
+            ) from None
+
+    def _move_iterator(self, saved: Saved) -> None:
+        if self._iterator is None:
+            return
+        rank = runtime.rank()
+        ranks = saved.ranks_with(iterator_states.KEY)
+        if saved.size != runtime.size() or rank not in ranks:
+            if rank == 0:
+                logging.warning(
+                    "tfring: the iterator stays at its beginning: %s has %d "
+                    "iterators of %d ranks, and this job has %d ranks.",
+                    *(saved.path, len(ranks), saved.size, runtime.size()),
+                )
+            return
+        state = saved.read_variant(rank, iterator_states.KEY)
+        try:
+            iterator_states.restore(self._iterator, state)
+        except ValueError as error:
+            raise ValueError(
+                f"Checkpoint: the iterator is of another dataset than that in "
+                f"{saved.path}: {error}. Pass the same dataset, or leave "
+                "iterator out."
+            ) from None
 
     def _take(self, place: dict[str, Any]) -> None:
         self.epoch, self.taken = place["epoch"], place["taken"]
@@ -222,7 +284,9 @@ class Checkpoint:
     def save(self) -> None:
         """Saves now, whether or not that is due. Collective."""
         self._check_has_begun("save")
-        self._saver.save(self._items(), self._place())
+        self._saver.save(
+            self._items(), self._place(), iterator=self._iterator_state()
+        )
 
     def close(self) -> None:
         """Saves the last state, and waits until it is on the disk. Collective.

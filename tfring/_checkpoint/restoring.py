@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from tfring._checkpoint import callback_states
@@ -67,6 +68,10 @@ class Saved:
             self._readers[rank] = self.folder.open_part(self.number, rank)
         value: _Array = self._readers[rank](key)
         return value
+
+    def read_variant(self, rank: int, key: str) -> tf.Tensor:
+        """Returns a tensor of variants of a rank's part."""
+        return self.folder.read_variant(self.number, rank, key)
 
     def whole(self, key: str) -> _Array:
         """Returns the whole value of an item, from the parts of all ranks."""

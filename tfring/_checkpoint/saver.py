@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from tfring._checkpoint import callback_states, restoring
 from tfring._checkpoint.contents import Item
 from tfring._checkpoint.coordinator import Coordinator
@@ -19,6 +21,7 @@ from tfring._checkpoint.restoring import Saved
 from tfring._checkpoint.schedule import Schedule, Signals
 from tfring._core import runtime
 from tfring._keras.epochs import LastInFit
+from tfring._keras.iterator_states import KEY
 
 _RESUME = ("auto", "must", "never")
 
@@ -191,6 +194,7 @@ class Saver:
         *,
         callbacks: Sequence[Any] = (),
         config: str | None = None,
+        iterator: tf.Tensor | None = None,
     ) -> None:
         """Saves now. Collective.
 
@@ -199,11 +203,15 @@ class Saver:
             place: The place in the data, as JSON holds it.
             callbacks: The callbacks that may have a state.
             config: The model as JSON, of rank 0.
+            iterator: The state of this rank's iterator of `tf.data`.
         """
         self._saved_step = self.step
         states, arrays = callback_states.to_save(callbacks)
         states |= {"place": place, "model": config, "training": self.training}
-        self._coordinator.save(self.step, items, arrays, states)
+        extras: dict[str, Any] = dict(arrays)
+        if iterator is not None:
+            extras[KEY] = iterator
+        self._coordinator.save(self.step, items, extras, states)
 
     def is_saved(self) -> bool:
         """Tells if the state of this step has been saved."""

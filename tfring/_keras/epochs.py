@@ -3,10 +3,11 @@
 Note [The place in the data]: the steps of an epoch that were done before are
 enumerated, but not trained. So batches keep their numbers, and the iterator of
 the data is where it was. Arrays and a `PyDataset` skip the data without reading
-it; a `tf.data.Dataset` reads it again. The iterators of its earlier epochs are
-created again, too, because a reshuffling shuffle draws its seeds when an
-iterator is created. Of the first batch that is trained on, other ranks may have
-taken a part: see Note [A step that is taken in part] in shared_batches.py.
+it; the iterator of a `tf.data.Dataset` is restored, or reads it again. The
+iterators of its earlier epochs are created again, too, because a reshuffling
+shuffle draws its seeds when an iterator is created. Other ranks may have taken
+a part of the first batch that is trained on: see Note [A step that is taken in
+part] in shared_batches.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from keras.src.trainers.data_adapters import array_data_adapter
 
 from tfring._core import runtime
 from tfring._keras import sources
+from tfring._keras.iterator_states import FitIterator
 from tfring._keras.shared_batches import Cut, SharedBatches, shared_batches
 from tfring._keras.untuned import Untuned
 
@@ -39,20 +41,17 @@ class Start:
     Attributes:
         batch: The number of its steps that were done before.
         epochs: The number of epochs of the same dataset that were done before.
-        read: How many batches to read, and not to train on, before that step;
-            None means `batch`.
+        read: How many batches were taken from the iterator of the epoch before
+            that step; None means as many as Keras counts.
         cut: What to leave out of the first batch that is trained on.
+        iterator: The iterator of a `tf.data.Dataset`; None for other data.
     """
 
     batch: int
     epochs: int = 0
     read: int | None = None
     cut: Cut | None = None
-
-    @property
-    def to_read(self) -> int:
-        """How many batches to read, and not to train on."""
-        return self.batch if self.read is None else self.read
+    iterator: FitIterator | None = None
 
 
 class LastInFit(keras.callbacks.Callback):
@@ -176,29 +175,37 @@ def _rest_of(
     if start.cut is not None:
         epochs._distributed_dataset = start.cut.apply(whole)
     for _ in range(start.epochs):
-        for _, _, batches in keras_enumerate(epochs):
-            if epochs.steps_per_epoch:  # all epochs may share an iterator
-                _skip(batches, per_execution)
-            elif epochs.num_batches is None:
+        for _ in keras_enumerate(epochs):
+            if epochs.num_batches is None:
                 # An epoch of unknown length has one iterator, which ends.
                 epochs.data_adapter.on_epoch_end()
                 break
     # Keras executes steps from multiples of `steps_per_execution` on.
     shift = start.batch % per_execution
-    to_read = start.to_read
+    begun = None
     for first, last, batches in keras_enumerate(epochs):
         if last < start.batch:
             continue
-        _skip(batches, to_read)
-        to_read = 0
+        if begun is None:
+            # Keras has already counted this execution.
+            count = epochs._steps_seen - per_execution + shift
+            count = count if start.read is None else start.read
+            begun = _begin(start, epochs, batches, count)
         if epochs.num_batches is None or first + shift < epochs.num_batches:
-            yield first + shift, last + shift, batches
+            yield first + shift, last + shift, begun
     epochs._distributed_dataset = whole
 
 
-def _skip(batches: Iterator[Any], count: int) -> None:
-    for _ in range(count):
-        next(batches, None)
+def _begin(start: Start, epochs: Any, batches: Any, count: int) -> Any:
+    if start.iterator is None:
+        for _ in range(count):
+            next(batches, None)
+        return batches
+    begun = start.iterator.begin(epochs, batches, count)
+    if start.cut is not None:
+        # It is the iterator of another dataset than a later job's.
+        start.iterator.forget()
+    return begun
 
 
 def with_places(

@@ -39,9 +39,10 @@ class Checkpoint(SavingCallback):
     guide on jobs that are cut off has more.
 
     Arrays and a `keras.utils.PyDataset` get an order that is a function of
-    `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. A
-    `tf.data.Dataset` is read again up to the place, without training. Other
-    data are refused. Another number of ranks goes on in the middle of an epoch,
+    `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. The
+    iterator of a `tf.data.Dataset` is restored; where TensorFlow cannot save
+    its state, and on other ranks, the dataset is read again up to the place,
+    without training, and a warning says so. Other data are refused. Another number of ranks goes on in the middle of an epoch,
     and trains on each sample once in it, with batches of what
     `tfring.data.shard` returns, and with arrays or a `PyDataset` of all ranks:
     see `of_all_ranks`. With other data it begins the epoch again, and a warning
@@ -191,13 +192,12 @@ class Checkpoint(SavingCallback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        start = self._place.begin_epoch(epoch)
+        start_at(self._place.begin_epoch(epoch))
         saved, self._saved = self._saved, None
         if saved is None:
             return
         # A later `fit` of the model would begin at this epoch again.
         self.model._initial_epoch = None
-        start_at(start)
         if self._place.goes_on:
             self._restore_metrics(saved)
 
@@ -248,4 +248,5 @@ class Checkpoint(SavingCallback):
             self._place.describe(),
             callbacks=self._others,
             config=self._config,
+            iterator=self._place.iterator_state(),
         )

@@ -1,0 +1,152 @@
+"""The states of iterators of `tf.data`, for checkpoints.
+
+The state of an iterator is what `tf.train.Checkpoint` writes of it: the place
+in the source, and the elements in the buffers of `shuffle`, `prefetch` and
+their like. It is a tensor of variants, which share the memory of the elements,
+so that taking it costs next to nothing. Its file has all these elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfring._core import runtime
+
+# The key of the state in a part of a checkpoint.
+KEY = "iterator"
+# The name that TensorFlow gives the state.
+_NAME = "_STATE"
+
+
+def state_of(iterator: Any) -> tf.Tensor:
+    """Returns the state of an iterator.
+
+    Raises:
+        NotImplementedError: TensorFlow cannot save it, because some of it is
+            outside of the iterator, such as the state of a Python generator.
+    """
+    if not isinstance(iterator, tf.data.Iterator):
+        raise NotImplementedError(
+            f"a {type(iterator).__name__} is no tf.data.Iterator"
+        )
+    try:
+        state: tf.Tensor = iterator._serialize_to_tensors()[_NAME]
+    except tf.errors.OpError as error:
+        raise NotImplementedError(_reason(error)) from None
+    return state
+
+
+def restore(iterator: Any, state: tf.Tensor) -> None:
+    """Moves an iterator to the place of another one of the same dataset.
+
+    Raises:
+        ValueError: The state is that of another dataset. The iterator cannot be
+            used any more.
+    """
+    try:
+        iterator._restore_from_tensors({_NAME: state})
+    except tf.errors.OpError as error:
+        raise ValueError(_reason(error)) from None
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """Returns TensorFlow's message without the name of the operation."""
+    text = error.message.partition("}} ")[2] or error.message
+    return str(text.partition(" [Op:")[0].rstrip("."))
+
+
+class FitIterator:
+    """The iterator of the `tf.data.Dataset` of a `fit`.
+
+    Attributes:
+        saved: The state to which `begin` moves the iterator; None if it has to
+            read the batches before.
+    """
+
+    def __init__(self) -> None:
+        self.saved: tf.Tensor | None = None
+        # Keras's EpochIterator, and the iterator that it trains from.
+        self._epochs: Any = None
+        self._batches: Any = None
+        self._has_state = True
+
+    def begin(self, epochs: Any, batches: Any, count: int) -> Iterator[Any]:
+        """Moves the iterator of an epoch to the place where it begins.
+
+        Args:
+            epochs: Keras's EpochIterator.
+            batches: Its iterator.
+            count: How many of the iterator's batches were taken before.
+
+        Returns:
+            The iterator to train from.
+        """
+        saved, self.saved = self.saved, None
+        if saved is not None:
+            try:
+                restore(batches, saved)
+                count = 0
+            except ValueError as error:
+                _warn(
+                    "the tf.data.Dataset is another than that of the "
+                    f"checkpoint: {error}."
+                )
+                batches = iter(epochs._distributed_dataset)
+                if epochs._current_iterator is not None:
+                    epochs._current_iterator = batches
+        if count > 0:
+            _warn(
+                f"{count} batches of the tf.data.Dataset are read again, and "
+                "not trained on, which takes as long as its input pipeline "
+                "needs for them. A shuffle without a seed has another order."
+            )
+        for _ in range(count):
+            next(batches, None)
+        self._epochs, self._batches = epochs, batches
+        return batches  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        """Has `state` return None until an epoch begins."""
+        self._epochs = self._batches = None
+
+    def state(self, *, is_between_epochs: bool) -> tf.Tensor | None:
+        """Returns the state of the iterator.
+
+        Args:
+            is_between_epochs: True at the end of an epoch. The next one has
+                an iterator of its own, unless `fit` has `steps_per_epoch`.
+
+        Returns:
+            The state; None if a place is a number of batches alone.
+        """
+        if self._epochs is None or not self._has_state:
+            return None
+        batches = self._epochs._current_iterator
+        if is_between_epochs and not self._epochs.steps_per_epoch:
+            return None
+        if batches is None:
+            # Keras keeps no iterator of an epoch of unknown length, and none of
+            # a dataset that has ended before its steps.
+            batches = None if is_between_epochs else self._batches
+        if batches is None:
+            return None
+        try:
+            return state_of(batches)
+        except NotImplementedError as error:
+            self._has_state = False
+            _warn(
+                "checkpoints have the number of batches as the place in the "
+                f"tf.data.Dataset, because its iterator has no state: {error}. "
+                "A job that goes on reads these batches again, and does not "
+                "train on them."
+            )
+            return None
+
+
+def _warn(text: str) -> None:
+    if runtime.rank() == 0:
+        logging.warning("tfring: %s", text)
