@@ -1,11 +1,13 @@
 """The files of examples/cluster work, tested without a cluster."""
 
+import http.server
 import json
 import os
 import re
 import signal
 import stat
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -109,27 +111,107 @@ def test_a_pod_that_has_saved_is_no_failure():
     assert mount["name"] == volume["name"]
 
 
-def test_slurm_warns_tfringrun_in_place_of_the_script(tmp_path):
+@pytest.fixture
+def start_saving(tmp_path):
+    """Returns a function that runs a script with a fake tfringrun.
+
+    That logs its arguments to the file `log`, and saves after a signal. A
+    `sleep` is short.
+    """
     log = tmp_path / "log"
-    program = tmp_path / "tfringrun"
-    program.write_text(f"""#!/bin/bash
-        trap 'echo saved >> {log}; exit 75' USR1
-        echo "$*" >> {log}
-        while :; do sleep 0.05; done
-    """)
-    program.chmod(0o755)
-    job = subprocess.Popen(
-        ["bash", CLUSTER / "resume.sbatch", "train.py", "--epochs", "3"],
-        env={"PATH": f"{tmp_path}:{os.defpath}", "SLURM_NTASKS": "8"},
-    )
-    deadline = time.monotonic() + 20
-    while not log.exists() or not log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    programs = {
+        "tfringrun": f"""
+            trap 'echo saved >> {log}; exit 75' USR1 TERM
+            echo "$*" >> {log}
+            while :; do sleep 1; done
+        """,
+        "sleep": "exec /bin/sleep 0.05",
+    }
+    for name, text in programs.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+
+    def start(*command, **env):
+        job = subprocess.Popen(
+            ["bash", *command], env={"PATH": f"{tmp_path}:{os.defpath}", **env}
+        )
+        deadline = time.monotonic() + 20
+        while not log.exists() or not log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return job
+
+    return start
+
+
+def test_slurm_warns_tfringrun_in_place_of_the_script(tmp_path, start_saving):
+    arguments = ["train.py", "--epochs", "3"]
+    job = start_saving(CLUSTER / "resume.sbatch", *arguments, SLURM_NTASKS="8")
     job.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=20) == 75
-    assert log.read_text().splitlines() == [
+    assert (tmp_path / "log").read_text().splitlines() == [
         "-np 8 python train.py --epochs 3",
+        "saved",
+    ]
+
+
+class Provider(http.server.BaseHTTPRequestHandler):
+    """Answers as the servers that announce the end of an instance."""
+
+    is_of_ec2 = takes = False
+    asked = 0
+
+    def log_message(self, *_):
+        pass
+
+    def _answer(self, text):
+        self.send_response(200 if text else 404)
+        self.end_headers()
+        self.wfile.write(text)
+
+    def do_PUT(self):
+        is_right = self.is_of_ec2 and self.path == "/latest/api/token"
+        self._answer(b"secret" if is_right else b"")
+
+    def do_GET(self):
+        text = b""
+        if self.is_of_ec2 and self.path.endswith("/spot/instance-action"):
+            assert self.headers["X-aws-ec2-metadata-token"] == "secret"
+            text = b'{"action": "terminate"}' if self.takes else b""
+        elif not self.is_of_ec2 and self.path.endswith("/instance/preempted"):
+            assert self.headers["Metadata-Flavor"] == "Google"
+            text = b"TRUE" if self.takes else b"FALSE"
+        type(self).asked += 1
+        self._answer(text)
+
+
+@pytest.mark.parametrize("is_of_ec2", [True, False])
+def test_a_spot_instance_that_is_taken(tmp_path, start_saving, is_of_ec2):
+    class OfThis(Provider):
+        pass
+
+    OfThis.is_of_ec2 = is_of_ec2
+    with http.server.HTTPServer(("127.0.0.1", 0), OfThis) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            job = start_saving(
+                *(CLUSTER / "resume-spot.sh", "-np", "4", "python", "train.py"),
+                METADATA=f"http://127.0.0.1:{server.server_port}",
+            )
+            deadline = time.monotonic() + 20
+            while OfThis.asked < 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert job.poll() is None
+            OfThis.takes = True
+            assert job.wait(timeout=20) == 75
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "-np 4 python train.py",
         "saved",
     ]
 
