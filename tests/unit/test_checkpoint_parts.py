@@ -2,12 +2,18 @@
 
 import signal
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfring._checkpoint import callback_states
-from tfring._checkpoint.contents import Item, Rule, own_items
+from tfring._checkpoint.contents import (
+    Item,
+    Rule,
+    items_of_model,
+    own_items,
+)
 from tfring._checkpoint.files import Files
 from tfring._checkpoint.host_copy import HostCopy, host_array
 from tfring._checkpoint.saver import Settings
@@ -220,6 +226,33 @@ def test_random_generators_go_on():
     np.testing.assert_array_equal(np.random.random(3), expected)
 
 
+class Noise(keras.layers.Layer):
+    """A layer with a generator, which Keras does not know as a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = tf.random.Generator.from_seed(3)
+
+    def call(self, inputs):
+        return inputs + self.noise.normal(tf.shape(inputs))
+
+
+@pytest.mark.usefixtures("initialized")
+def test_generators_of_layers_go_on():
+    def draws():
+        values = model(np.zeros((2, 2))), tf.random.get_global_generator()
+        return np.stack([values[0], values[1].normal([2, 2])])
+
+    model = keras.Sequential([keras.Input((2,)), Noise()])
+    items = items_of_model(model, ())
+    values = [np.array(item.value()) for item in items]
+    expected = draws()
+    assert np.all(draws() != expected)
+    for item, value in zip(items, values, strict=True):
+        item.assign(value)
+    np.testing.assert_array_equal(draws(), expected)
+
+
 class Counter:
     def __init__(self):
         self.count = 0
@@ -237,3 +270,12 @@ def test_states_of_callbacks_of_a_user():
     states = callback_states.states_of([object(), *before])
     callback_states.set_states(after, states)
     assert [each.count for each in after] == [3, 4]
+
+
+def test_steps_of_a_tensorboard(tmp_path):
+    before = keras.callbacks.TensorBoard(tmp_path)
+    before._global_train_batch = 17
+    states = callback_states.states_of([before])
+    after = keras.callbacks.TensorBoard(tmp_path)
+    callback_states.set_states([after], states)
+    assert after._global_train_batch == 17

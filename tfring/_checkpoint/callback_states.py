@@ -21,6 +21,7 @@ _ATTRIBUTES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
         *("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
     ),
     keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }
 

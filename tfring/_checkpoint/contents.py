@@ -12,7 +12,7 @@
 | FIRST | moving statistics, and with | rank 0's                        |
 |       | `sync` optimizer states     |                                 |
 | LEFT  | metrics, TensorFlow's       | nothing                         |
-|       | random generator            |                                 |
+|       | random generators           |                                 |
 | OWN   | local variables             | nothing: it is refused          |
 
 On as many ranks as before each rank takes what it has written itself.
@@ -155,7 +155,7 @@ def items_of_model(
     rounds = [state for each in rounds_among(weights) for state in each.state]
     items += _items({"rounds": rounds}, lambda _: Rule.ALIKE)
     items += _items({"metrics": model.metrics_variables}, lambda _: Rule.LEFT)
-    return [*items, *_random_items()]
+    return [*items, *_random_items(model)]
 
 
 def _low_rank_items(
@@ -213,9 +213,18 @@ def items_of_variables(variables: Iterable[Any]) -> list[Item]:
     )
 
 
-def _random_items() -> list[Item]:
-    state = tf.random.get_global_generator().state
-    return _items({"random-generator": [state]}, lambda _: Rule.LEFT)
+def _random_items(model: Any) -> list[Item]:
+    """Returns TensorFlow's global generator, and those of layers."""
+    states = {
+        "random-generator": [tf.random.get_global_generator().state],
+        "generators": [
+            value.state
+            for layer in model._flatten_layers()
+            for value in vars(layer).values()
+            if isinstance(value, tf.random.Generator)
+        ],
+    }
+    return _items(states, lambda _: Rule.LEFT)
 
 
 def _items(

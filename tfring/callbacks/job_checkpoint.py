@@ -40,13 +40,13 @@ class Checkpoint(SavingCallback):
 
     Arrays and a `keras.utils.PyDataset` get an order that is a function of
     `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. The
-    iterator of a `tf.data.Dataset` is restored; where TensorFlow cannot save
+    iterator of a `tf.data.Dataset` is restored. Where TensorFlow cannot save
     its state, and on other ranks, the dataset is read again up to the place,
-    without training, and a warning says so. Other data are refused. Another number of ranks goes on in the middle of an epoch,
-    and trains on each sample once in it, with batches of what
-    `tfring.data.shard` returns, and with arrays or a `PyDataset` of all ranks:
-    see `of_all_ranks`. With other data it begins the epoch again, and a warning
-    says why.
+    without training, and a warning says so. Other data are refused. Another
+    number of ranks goes on in the middle of an epoch, and trains on each sample
+    once in it, with batches of what `tfring.data.shard` returns, and with
+    arrays or a `PyDataset` of all ranks: see `of_all_ranks`. With other data it
+    begins the epoch again, and a warning says why.
 
     Give each `fit` of a script a folder of its own: a folder whose last
     checkpoint is that of a training's end leaves nothing to train.
