@@ -104,6 +104,7 @@ def _write(saved: Saved, path: Path) -> None:
     """
     import keras
 
+    import tfring.layers
     from tfring._state.model_state import without_metrics
     from tfring._state.optimizers import with_inner
 
@@ -114,6 +115,9 @@ def _write(saved: Saved, path: Path) -> None:
             "not give. Build the model in a script, and take its weights by "
             "tf.train.load_checkpoint"
         )
+    if "tfring>" in config:
+        # A layer of tfring needs a job; this one has one rank.
+        tfring.init()
     try:
         model: Any = keras.models.model_from_json(config)
     except (TypeError, ValueError) as error:

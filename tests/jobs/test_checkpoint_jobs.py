@@ -138,3 +138,44 @@ def test_other_ranks_train_on_each_row_once_in_an_epoch(start):
         assert max(rows) == 1, kind
     for kind, rows in counts(1, 3, 0):
         assert set(rows) == {3.0}, kind
+
+
+TABLE = """
+import sys
+import keras, numpy as np
+import tfring, tfring.layers
+
+tfring.init()
+if sys.argv[1] == "train":
+    model = keras.Sequential([
+        keras.Input((3,), dtype="int32"), tfring.layers.ShardedEmbedding(9, 4),
+        keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    x = np.arange(24).reshape(8, 3) % 9
+    model.fit(x, x.sum(1), verbose=0, callbacks=[
+        tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+        tfring.callbacks.Checkpoint("checkpoints")])
+else:
+    model = keras.models.load_model("model.keras")
+x = np.arange(24).reshape(8, 3) % 9
+print("result", model.predict(x, verbose=0).ravel().round(5).tolist())
+"""
+
+
+@pytest.mark.thorough
+def test_a_keras_file_of_a_sharded_table(start, write_script):
+    """It is made by a process that has not imported tfring's layers."""
+    script = write_script(TABLE)
+
+    def output_of(*command):
+        process = start(command)
+        output = process.stdout.read()
+        assert process.wait() == 0, output
+        return output
+
+    trained = output_of(*TFRINGRUN, "-np", 2, sys.executable, script, "train")
+    command = "-m", "tfring.checkpoint", "checkpoints", "--to", "model.keras"
+    output_of(sys.executable, *command)
+    made = output_of(sys.executable, script, "load")
+    [result] = re.findall(r"result (.*)", made)
+    assert re.findall(r"result (.*)", trained) == [result, result]
