@@ -116,9 +116,11 @@ def data_in_batches(kind, size):
         pytest.param("Dataset", (2, 3), marks=pytest.mark.thorough),
     ],
 )
-def test_fit_goes_on_in_batches(rank, size, capsys, fails_at, kind):
+def test_fit_goes_on_in_batches(rank, size, capsys, caplog, fails_at, kind):
     data = data_in_batches(kind, size)
     check_going_on(rank, size, capsys, data, fails_at, shuffle=False)
+    reads_again = kind == "Dataset" and fails_at[1] > 0 and rank == 0
+    assert ("Dataset are read again" in caplog.text) == reads_again
 
 
 def test_a_shuffled_pydataset_has_each_batch_once_in_an_epoch(rank, size):

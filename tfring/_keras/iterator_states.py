@@ -99,11 +99,7 @@ class FitIterator:
                 if epochs._current_iterator is not None:
                     epochs._current_iterator = batches
         if count > 0:
-            _warn(
-                f"{count} batches of the tf.data.Dataset are read again, and "
-                "not trained on, which takes as long as its input pipeline "
-                "needs for them. A shuffle without a seed has another order."
-            )
+            say_what_is_read_again(count)
         for _ in range(count):
             next(batches, None)
         self._epochs, self._batches = epochs, batches
@@ -145,6 +141,15 @@ class FitIterator:
                 "train on them."
             )
             return None
+
+
+def say_what_is_read_again(count: int) -> None:
+    """Warns on rank 0 of batches that are read, and not trained on."""
+    _warn(
+        f"{count} batches of the tf.data.Dataset are read again, and not "
+        "trained on, which takes as long as its input pipeline needs for "
+        "them. A shuffle without a seed has another order."
+    )
 
 
 def _warn(text: str) -> None:

@@ -16,6 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfring._keras.iterator_states import say_what_is_read_again
+
 
 @runtime_checkable
 class HasEpochs(Protocol):
@@ -179,6 +181,8 @@ def _in_order(dataset: tf.data.Dataset) -> Source:
     count = _cardinality(dataset)
 
     def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
+        if taken > 0:
+            say_what_is_read_again(taken)
         steps = max(count - taken, 0) // size
         return Rest(steps, _Reader(dataset.skip(taken).shard(size, rank)))
 
