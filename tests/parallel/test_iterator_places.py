@@ -51,13 +51,21 @@ def test_an_iterator_without_a_state_reads_again(
 
 
 @pytest.mark.thorough
-def test_another_dataset_reads_again(rank, size, shared_path, caplog):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("unseeded, function", "is another than that of the checkpoint"),
+        ("unseeded, smaller", "6 batches of the tf.data.Dataset are read"),
+    ],
+)
+def test_another_dataset_reads_again(
+    rank, size, shared_path, caplog, kind, why
+):
+    """A shuffle with a smaller buffer could not take the state."""
     count("unseeded", shared_path, (1, 6), rank, size)
-    counts = count("unseeded, function", shared_path, (EPOCHS, 0), rank, size)
+    counts = count(kind, shared_path, (EPOCHS, 0), rank, size)
     assert counts.sum() == EPOCHS * ROWS
-    assert ("is another than that of the checkpoint" in caplog.text) == (
-        rank == 0
-    )
+    assert (why in caplog.text) == (rank == 0)
 
 
 def draw(iterator, saved, steps):

@@ -78,7 +78,8 @@ def data_of(kind, rank):
     if kind == "batches":
         return {"x": Batches(x, y)}
     rows = tf.data.Dataset.from_tensor_slices((x, y))
-    dataset = rows.shuffle(ROWS, seed=rank).batch(BATCH)
+    # TensorFlow takes the seed from that of the model.
+    dataset = rows.shuffle(ROWS).batch(BATCH)
     if kind == "endless":
         return {"x": dataset.repeat(), "steps_per_epoch": 5}
     if kind == "unknown":

@@ -24,6 +24,7 @@ from absl import logging
 
 from tfring._checkpoint.restoring import Saved
 from tfring._core import runtime
+from tfring._keras.data_orders import buffer_sizes
 from tfring._keras.epochs import LastInFit, Start
 from tfring._keras.iterator_states import KEY, FitIterator
 from tfring._keras.shared_batches import Cut, SharedBatches
@@ -55,7 +56,11 @@ class FitPlace:
         # The batches of a dataset without end that were read since then.
         self._read = 0
         self._cut: Cut | None = None
-        self._iterator = FitIterator() if given.dataset is not None else None
+        self._iterator: FitIterator | None = None
+        self._buffer_sizes: list[int] = []
+        if given.dataset is not None:
+            self._iterator = FitIterator()
+            self._buffer_sizes = buffer_sizes(given.dataset)
         # How many rows, or batches, were taken of the first epoch of this job.
         self._taken = 0
         self._is_first = False
@@ -110,10 +115,10 @@ class FitPlace:
     ) -> tf.Tensor | None:
         """Returns the state of this rank's iterator, if there is one."""
         rank = runtime.rank()
-        steps = self.describe()
+        now = self.describe()
         is_alike = all(
-            place[name] == steps[name]
-            for name in ("steps", "elements in a step")
+            place.get(name) == now[name]
+            for name in ("steps", "elements in a step", "buffer sizes")
         )
         if is_alike and rank in saved.ranks_with(KEY):
             return saved.read_variant(rank, KEY)
@@ -194,6 +199,7 @@ class FitPlace:
             "is of all ranks": self._is_of_all_ranks(),
             "steps": self._steps,
             "elements in a step": elements,
+            "buffer sizes": self._buffer_sizes,
             "taken": taken,
         }
 

@@ -82,6 +82,21 @@ def first_elements(dataset: tf.data.Dataset) -> list[str]:
         return []
 
 
+def buffer_sizes(dataset: tf.data.Dataset) -> list[int]:
+    """Returns the elements of each buffer in a dataset.
+
+    An iterator with other buffers may take a state, and then fail.
+    """
+    try:
+        return [
+            int(each._buffer_size)
+            for each in _upstream(dataset)
+            if hasattr(each, "_buffer_size")
+        ]
+    except (AttributeError, TypeError):
+        return []
+
+
 def draws_before_shards(data: Any, size: int) -> list[list[Any]]:
     """Returns the draws before a `Dataset.shard` into `size` parts."""
     if not isinstance(data, tf.data.Dataset):
