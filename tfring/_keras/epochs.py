@@ -201,11 +201,8 @@ def _begin(start: Start, epochs: Any, batches: Any, count: int) -> Any:
         for _ in range(count):
             next(batches, None)
         return batches
-    begun = start.iterator.begin(epochs, batches, count)
-    if start.cut is not None:
-        # It is the iterator of another dataset than a later job's.
-        start.iterator.forget()
-    return begun
+    is_cut = start.cut is not None
+    return start.iterator.begin(epochs, batches, count, is_cut=is_cut)
 
 
 def with_places(

@@ -72,15 +72,21 @@ class FitIterator:
         # Keras's EpochIterator, and the iterator that it trains from.
         self._epochs: Any = None
         self._batches: Any = None
+        # An iterator that leaves out what other ranks have taken.
+        self._cut: Any = None
         self._has_state = True
 
-    def begin(self, epochs: Any, batches: Any, count: int) -> Iterator[Any]:
+    def begin(
+        self, epochs: Any, batches: Any, count: int, *, is_cut: bool
+    ) -> Iterator[Any]:
         """Moves the iterator of an epoch to the place where it begins.
 
         Args:
             epochs: Keras's EpochIterator.
             batches: Its iterator.
             count: How many of the iterator's batches were taken before.
+            is_cut: True if it leaves out elements of a batch. Its state does
+                not fit the dataset of a later job, and is not saved.
 
         Returns:
             The iterator to train from.
@@ -103,11 +109,9 @@ class FitIterator:
         for _ in range(count):
             next(batches, None)
         self._epochs, self._batches = epochs, batches
+        if is_cut:
+            self._cut = batches
         return batches  # type: ignore[no-any-return]
-
-    def forget(self) -> None:
-        """Has `state` return None until an epoch begins."""
-        self._epochs = self._batches = None
 
     def state(self, *, is_between_epochs: bool) -> tf.Tensor | None:
         """Returns the state of the iterator.
@@ -124,11 +128,10 @@ class FitIterator:
         batches = self._epochs._current_iterator
         if is_between_epochs and not self._epochs.steps_per_epoch:
             return None
-        if batches is None:
-            # Keras keeps no iterator of an epoch of unknown length, and none of
-            # a dataset that has ended before its steps.
-            batches = None if is_between_epochs else self._batches
-        if batches is None:
+        if batches is None and not is_between_epochs:
+            # Keras does not keep the iterator of an epoch of unknown length.
+            batches = self._batches
+        if batches is None or batches is self._cut:
             return None
         try:
             return state_of(batches)

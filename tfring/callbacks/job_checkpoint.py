@@ -238,6 +238,8 @@ class Checkpoint(SavingCallback):
 
     def after_fit(self) -> None:
         start_at(None)
+        # It holds the iterator of the data, with its buffers.
+        self.__dict__.pop("_place", None)
         self._saver.close()
 
     def _save(self) -> None:
