@@ -73,6 +73,24 @@ def test_they_take_what_is_left(rank, size, shared_path, kind, options):
     assert left - BATCH * size < after.sum() - done <= left
 
 
+@pytest.mark.thorough
+def test_an_iterator_that_leaves_out_elements_is_not_saved(
+    rank, size, shared_path, caplog, several_ranks
+):
+    """Keras keeps it in later epochs, and no later job has such a one."""
+    count("endless", shared_path, (0, 7), rank, size)
+    tfring.barrier()
+    if rank == 0:
+        pretend_more_ranks(shared_path, size)
+    tfring.barrier()
+    count("endless", shared_path, (1, 3), rank, size)
+    assert ("the first step has fewer rows" in caplog.text) == (rank == 0)
+    caplog.clear()
+    count("endless", shared_path, (2, 3), rank, size)
+    assert "is another than that of the checkpoint" not in caplog.text
+    assert ("Dataset are read again" in caplog.text) == (rank == 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

@@ -111,6 +111,7 @@ class FitIterator:
         self._epochs, self._batches = epochs, batches
         if is_cut:
             self._cut = batches
+            _warn("the first step has fewer rows: other ranks took the rest.")
         return batches  # type: ignore[no-any-return]
 
     def state(self, *, is_between_epochs: bool) -> tf.Tensor | None:
