@@ -102,6 +102,10 @@ class Job(abc.ABC):
         """Frees what the job has besides the engine, which has stopped."""
 
     @abc.abstractmethod
+    def nodes(self) -> list[int]:
+        """Returns, for each rank, the first rank on its node. Collective."""
+
+    @abc.abstractmethod
     def next(self, steps: int) -> Job:
         """Starts the next job, with the ranks that are left or have joined.
 

@@ -76,6 +76,9 @@ class MpiJob(Job):
             part.Free()  # the engine has duplicates
         return None if error is None else error.decode()
 
+    def nodes(self) -> list[int]:
+        return nodes_of(self.comm)
+
     def leave(self) -> None:
         if self._tcp is not None:
             self._tcp.close()

@@ -88,6 +88,9 @@ class TcpJob(Job):
         if error is not None:
             raise error
 
+    def nodes(self) -> list[int]:
+        return list(self._nodes)
+
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:

@@ -7,7 +7,7 @@ error if they disagree, and a missing rank is reported as for any collective.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -100,6 +100,30 @@ def add_unless_known(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if any(process_set is old for old in added()):
         return process_set
     return add_process_set(process_set)
+
+
+def host_set() -> ProcessSet:
+    """Returns the set of the ranks on this machine, one of a set for each.
+
+    Collective, and eager: adds the sets that the job does not have.
+    """
+    return own_set(runtime.job().nodes())
+
+
+def own_set(labels: Sequence[int]) -> ProcessSet:
+    """Returns the set of the ranks with this rank's label.
+
+    Collective, and eager: all ranks add the sets of all labels, unless the job
+    has them.
+
+    Args:
+        labels: A number for each rank of the job, the same on all ranks.
+    """
+    sets = [
+        add_unless_known([r for r, each in enumerate(labels) if each == label])
+        for label in sorted(set(labels))
+    ]
+    return next(each for each in sets if each.included())
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

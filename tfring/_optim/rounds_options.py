@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tfring._core import mpi_job, runtime
+from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.rounds import Gossip, Rounds
 from tfring._ops.compression import Compression
-from tfring._ops.process_set_registry import add_unless_known
+from tfring._ops.process_set_registry import host_set
 from tfring._ops.reductions import ReduceOp
 
 
@@ -87,9 +87,7 @@ def _checked_within(
             "process_set."
         )
     if sync.within == "host":
-        # Adding a set is collective: all ranks add all sets.
-        sets = [add_unless_known(ranks) for ranks in _ranks_of_hosts()]
-        return next(each for each in sets if each.included())
+        return host_set()
     if not sync.within.included():
         raise ValueError(
             f"{kind}: rank {runtime.rank()} is not in {sync.within}. Each rank "
@@ -115,12 +113,3 @@ def _check_goes_with_gossip(options: GradientOptions) -> None:
         raise NotImplementedError(
             f"DistributedOptimizer: sync=Gossip {problem}."
         )
-
-
-def _ranks_of_hosts() -> list[list[int]]:
-    """Returns the ranks of each machine, in the same order on all ranks."""
-    nodes = mpi_job.nodes_of(runtime.job().comm)
-    return [
-        [rank for rank, node in enumerate(nodes) if node == first]
-        for first in sorted(set(nodes))
-    ]
