@@ -15,9 +15,9 @@ WORDS, WIDTH, LENGTH, BATCH, STEPS = 60, 16, 4, 4, 3
 SCOPE = {"min_elements": 200, "group_bytes": 6200}
 
 
-def scope(sharded=True):
+def scope(sharded=True, **how):
     if sharded:
-        return tfring.shard_parameters(**SCOPE)
+        return tfring.shard_parameters(**SCOPE, **how)
     return contextlib.nullcontext()
 
 
@@ -56,10 +56,10 @@ def stacked(blocks=2, *, remat=False, tied=False, lstm=False, regularizer=None):
     return keras.Model(words, layers.Activation("linear", dtype="float32")(x))
 
 
-def built(sharded=True, make=stacked):
+def built(sharded=True, make=stacked, **how):
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
-    with scope(sharded):
+    with scope(sharded, **how):
         return make()
 
 

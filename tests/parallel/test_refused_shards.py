@@ -97,9 +97,7 @@ def test_parameters_need_shared_states():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"compression": tfring.Compression.bf16}, "compression"),
-        ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
-        ({"groups": 2}, "groups"),
+        ({"groups": 2}, r"groups \(num_groups\)"),
         ({"device_dense": "/cpu:0"}, "device_dense"),
     ],
 )

@@ -16,6 +16,7 @@ from helpers import (
     with_loss_scale,
 )
 from sharded_parameters import (
+    LENGTH,
     SCOPE,
     WIDTH,
     WORDS,
@@ -171,6 +172,100 @@ def test_mixed_precision_gathers_in_the_compute_dtype():
     scatters = [o for o in traced if o.type == "TfringScatterInPlaceStart"]
     assert len(scatters) == 5
     assert {o.inputs[0].dtype for o in scatters} == {tf.float32}
+
+
+@pytest.mark.parametrize("run_eagerly", [False, thorough(True)])
+def test_gradients_are_sent_as_the_optimizer_says(run_eagerly):
+    def distributed(optimizer, **how):
+        return tfring.DistributedOptimizer(
+            optimizer,
+            compression=tfring.Compression.bf16,
+            gradient_predivide_factor=2.0,
+            **how,
+        )
+
+    optimizer = distributed(sgd(), shard_states=True)
+    traced = operations_of(step_of(built(), optimizer))
+    scatters = [o for o in traced if o.type == "TfringScatterInPlaceStart"]
+    assert len(scatters) == 5
+    assert {o.inputs[0].dtype for o in scatters} == {tf.bfloat16}
+    assert {o.get_attr("prescale_factor") for o in scatters} == {b"0.5"}
+    pair = trained_pair(stacked, sgd, distributed, run_eagerly=run_eagerly)
+    # Two parameters may be in one bucket without shares, and on two ranks the
+    # sums are the same.
+    compare(*pair)
+
+
+@pytest.mark.parametrize("jit_compile", [False, thorough(True)])
+def test_batches_of_unknown_size(jit_compile):
+    """The gradient of a kernel that multiplies sequences has no known shape."""
+    model = built(make=lambda: stacked(1))
+    step = step_of(model).python_function
+    words = tf.TensorSpec([None, LENGTH], tf.int64)
+    before = whole_weights(model)
+    step = tf.function(
+        step, input_signature=[words, words], jit_compile=jit_compile
+    )
+    step(*data(1))
+    for old, new in zip(before, whole_weights(model), strict=True):
+        assert (old != new).any()
+
+
+def test_gradients_are_not_sent_in_two_ways():
+    """An optimizer that is built after the first gradient is too late."""
+    model = built(make=lambda: stacked(1))
+    weights = model.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(data(1)[0]))
+    gradients = tape.gradient(loss, weights)
+    optimizer = tfring.DistributedOptimizer(
+        sgd(), shard_states=True, compression=tfring.Compression.fp16
+    )
+    with pytest.raises(RuntimeError, match=r"optimizer\.build"):
+        optimizer.apply(gradients, weights)
+
+
+def with_adapters():
+    words = keras.Input((LENGTH,), dtype="int32")
+    dense = [
+        layers.Embedding(WORDS, WIDTH),
+        layers.EinsumDense("abc,cd->abd", (LENGTH, WIDTH), bias_axes="d"),
+        layers.Dense(WIDTH, activation="tanh"),
+    ]
+    x = words
+    for layer in dense:
+        x = layer(x)
+    x = layers.Conv1D(WIDTH, 3, padding="same")(x)
+    model = keras.Model(words, layers.Dense(WORDS)(x))
+    for layer in dense:
+        layer.enable_lora(2)
+    return model
+
+
+def test_adapters_of_frozen_kernels(rank, shared_path):
+    compare(*trained_pair(with_adapters))
+    model = compiled(built(make=with_adapters))
+    frozen = [v for v in model.variables if not v.trainable]
+    assert len(parameters_of(frozen)) == 3
+    traced = operations_of(step_of(model))
+    scattered = [
+        o.get_attr("tensor_names")
+        for o in traced
+        if o.type == "TfringScatterInPlaceStart"
+        and o.get_attr("request_name").startswith(b"parameters/")
+    ]
+    assert len(scattered) == 2  # the convolution and the last layer
+    # Keras adds the adapters to the kernels that it saves, on one rank alone.
+    path = f"{shared_path}/adapters.keras"
+    with tfring.whole_states(model, root_rank=0):
+        if rank == 0:
+            model.save(path)
+    tfring.barrier()
+    plain = keras.models.load_model(path)
+    x, _ = data(1)
+    np.testing.assert_allclose(
+        plain.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5
+    )
 
 
 def step_of(model, optimizer=None):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfring
+from tfring._core import runtime
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -20,6 +21,7 @@ ROADS = {
     "rounds": {"sync": tfring.LocalSGD(2)},
     "low rank": {"compression": tfring.PowerSGD()},
     "sharded": {"shard_states": True},
+    "parameters": {"shard_states": True},
     "TensorFlow 1": {"optimizer": tf.compat.v1.train.GradientDescentOptimizer},
     "Keras 2": {"optimizer": tf_keras.optimizers.SGD},
 }
@@ -78,8 +80,29 @@ def test_the_table_has_every_argument():
     assert {road for _, road, _ in cells()} == ROADS.keys()
 
 
+@pytest.fixture
+def make_optimizer(road, monkeypatch):
+    """Makes an optimizer, and builds it for a sharded parameter on its road."""
+    if road != "parameters":
+        return tfring.DistributedOptimizer
+    # One rank shards parameters if others may join.
+    monkeypatch.setattr(runtime, "may_grow", lambda: True)
+    with tfring.shard_parameters(min_elements=1):
+        layer = keras.layers.Dense(4)
+        layer.build((1, 4))
+
+    def make(*args, **given):
+        optimizer = tfring.DistributedOptimizer(*args, **given)
+        optimizer.build([layer.kernel])
+        return optimizer
+
+    return make
+
+
 @pytest.mark.parametrize(("argument", "road", "says"), list(cells()))
-def test_it_is_honoured_or_refused_by_name(argument, road, says):
+def test_it_is_honoured_or_refused_by_name(
+    argument, road, says, make_optimizer
+):
     assert says in ("yes", "refused", "instead")
     given = dict(ROADS[road])
     make = given.pop("optimizer", keras.optimizers.SGD)
@@ -94,8 +117,8 @@ def test_it_is_honoured_or_refused_by_name(argument, road, says):
             (NotImplementedError, ValueError),
             match=f"{parameter}|{re.escape(argument.partition('=')[2]) or '-'}",
         ):
-            tfring.DistributedOptimizer(make(0.1), **given)
+            make_optimizer(make(0.1), **given)
         return
-    optimizer = tfring.DistributedOptimizer(make(0.1), **given)
+    optimizer = make_optimizer(make(0.1), **given)
     if field is not None:
         assert getattr(options_of(optimizer), field) == value

@@ -33,6 +33,7 @@ from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
 from tfring._gradients.reducer import buckets_of, name_of
 from tfring._memory.parameters import ParameterShare, parameter_share
+from tfring._memory.sharding_ranks import ShardingRanks
 from tfring._ops.ordering import traced_for_xla
 
 # The widest CPU vector has at most this many elements.
@@ -83,7 +84,9 @@ def _split(shape: tuple[int, ...], size: int) -> _Cut:
 
 
 def _cut_all(
-    shapes: Sequence[tuple[int, ...]], are_parameters: Sequence[bool], size: int
+    shapes: Sequence[tuple[int, ...]],
+    parameters: Sequence[ParameterShare | None],
+    size: int,
 ) -> list[_Cut]:
     """Cuts variables; sharded parameters are split, however small they are."""
     counts = [math.prod(shape) for shape in shapes]
@@ -91,7 +94,10 @@ def _cut_all(
     cuts = {}
     # Large variables come first, so that the small ones balance the loads.
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
-        if are_parameters[i] or (size > 1 and counts[i] >= _LEAST_PART * size):
+        if (parameter := parameters[i]) is not None:
+            cuts[i] = _split(shapes[i], parameter.group.ranks.size)
+            continue
+        if size > 1 and counts[i] >= _LEAST_PART * size:
             cuts[i] = _split(shapes[i], size)
         else:
             owner = loads.index(min(loads))
@@ -329,23 +335,28 @@ class Layout:
     ) -> None:
         self.variables = list(variables)
         self.options = options
-        self.rank, self.size = place_in(options)
+        of_states = ShardingRanks(options.process_set)
+        self.rank, self.size = of_states.rank, of_states.size
         self.names = [name_of(v, i) for i, v in enumerate(self.variables)]
         self._index_of = {
             variable_key(v): i for i, v in enumerate(self.variables)
         }
         parameters = [parameter_share(v) for v in self.variables]
+        self._ranks = [
+            of_states if parameter is None else parameter.group.ranks
+            for parameter in parameters
+        ]
         cuts = _cut_all(
             [tuple(v.shape) for v in self.variables],
-            [parameter is not None for parameter in parameters],
+            parameters,
             self.size,
         )
         dtypes = [tf.as_dtype(v.dtype) for v in self.variables]
         # This rank's share of each variable.
         self.shares = [
-            Share(i, dtypes[i], *cut.range_of(self.rank), parameter)
-            for i, (cut, parameter) in enumerate(
-                zip(cuts, parameters, strict=True)
+            Share(i, dtypes[i], *cut.range_of(ranks.rank), parameter)
+            for i, (cut, ranks, parameter) in enumerate(
+                zip(cuts, self._ranks, parameters, strict=True)
             )
         ]
         self._cuts = cuts
@@ -357,7 +368,13 @@ class Layout:
     def ranges_of(self, index: int) -> tuple[tuple[int, int], ...]:
         """Returns the begin and the end of each rank's elements."""
         cut = self._cuts[index]
-        return tuple(cut.range_of(rank) for rank in range(self.size))
+        return tuple(
+            cut.range_of(rank) for rank in range(self._ranks[index].size)
+        )
+
+    def ranks_of(self, index: int) -> ShardingRanks:
+        """Returns the ranks that have the shares of a variable."""
+        return self._ranks[index]
 
     def index_of(self, variable: Any) -> int:
         """Returns the index of a variable in `variables`.
@@ -382,14 +399,6 @@ class Layout:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
         buckets = buckets_of(specs, variables, self.options)
         return [[order[position] for position in b] for b in buckets]
-
-
-def place_in(options: GradientOptions) -> tuple[int, int]:
-    """Returns this rank and the number of ranks that share the states."""
-    process_set = options.process_set
-    if not process_set.included():
-        return 0, 1
-    return process_set.rank(), process_set.size()
 
 
 def _part(tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -23,8 +23,10 @@ from keras.src.backend.common.stateless_scope import (
 )
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.common.variables import get_autocast_scope
+from tensorflow.python.eager import record
 
 from tfring._core import runtime
+from tfring._core.process_sets import ProcessSet
 from tfring._gradients.shares import ranges_of
 from tfring._memory.gathers import assign_share, whole_parameter
 from tfring._memory.parameters import (
@@ -33,7 +35,13 @@ from tfring._memory.parameters import (
     copied_range,
     parameter_share,
 )
+from tfring._memory.sharding_ranks import (
+    ShardingRanks,
+    checked_within,
+    sharding_ranks,
+)
 from tfring._ops.gather_json import gather_json
+from tfring._state.broadcast_variables import broadcast_variables
 from tfring._state.records import record_of
 from tfring._state.shards import Shard
 from tfring._state.splits import Flat
@@ -41,7 +49,10 @@ from tfring._state.splits import Flat
 
 @contextmanager
 def shard_parameters(
-    *, min_elements: int = 16384, group_bytes: int = 32 << 20
+    *,
+    min_elements: int = 16384,
+    group_bytes: int = 32 << 20,
+    within: ProcessSet | Literal["host"] | None = None,
 ) -> Iterator[None]:
     """Shards the parameters of the models that are built inside (ZeRO-3).
 
@@ -79,11 +90,20 @@ def shard_parameters(
             the order in which they are made. A larger variable has a group of
             its own. Smaller groups take less memory, and larger ones fewer
             collectives. All ranks must pass the same number.
+        within: The ranks that share parameters out: a process set that this
+            rank is in, or "host" for the ranks of each machine ("hybrid
+            sharding", HSDP). Parameters are then gathered between these ranks
+            alone. Gradients are reduce-scattered between them, and then each
+            share's is averaged with the other sets. All sets must have equally
+            many ranks. Default: all ranks of the job.
 
     Raises:
+        NotImplementedError: `within` is passed in an elastic job.
         NotInitializedError: `tfring.init()` has not been called.
-        ValueError: An argument is not positive, the ranks differ in an argument
-            or in what they have sharded, or nothing was sharded.
+        TypeError: `within` is of a wrong type.
+        ValueError: An argument is not positive, the sets of `within` are no
+            division of the job into equal parts, the ranks differ in another
+            argument or in what they have sharded, or nothing was sharded.
 
     Example:
 
@@ -110,13 +130,14 @@ def shard_parameters(
         with _entered(None):
             yield
         return
-    scope = _Scope(min_elements, group_bytes)
+    scope = _Scope(min_elements, group_bytes, _agreed_ranks(within))
     with _entered(scope):
         yield
     # A worker that joins an elastic job is compared with the others when it
     # joins; see tfring/elastic/variables.py.
     if not runtime.may_grow():
         _check_same_groups(scope)
+        _copy_to_replicas(scope)
     if not scope.groups:
         raise ValueError(
             "shard_parameters: no parameter was sharded. None of the trainable "
@@ -124,6 +145,25 @@ def shard_parameters(
             "Build the model inside of the scope, by keras.Input or "
             "model.build(input_shape), or pass a smaller min_elements."
         )
+
+
+def _agreed_ranks(
+    within: ProcessSet | Literal["host"] | None,
+) -> ShardingRanks:
+    """Returns the ranks that share parameters out. Collective."""
+    own = checked_within(within)
+    if runtime.may_grow():
+        return ShardingRanks()
+    return sharding_ranks(gather_json(own, name="shard_parameters/within"))
+
+
+def _copy_to_replicas(scope: _Scope) -> None:
+    """Gives all copies of a share the values of the first one. Collective."""
+    replicas = scope.ranks.replicas
+    if replicas is None:
+        return
+    stored = [share.stored for group in scope.groups for share in group.shares]
+    broadcast_variables(stored, min(replicas.ranks or []), replicas)
 
 
 def _check_same_groups(scope: _Scope) -> None:
@@ -155,6 +195,7 @@ def _check_same_groups(scope: _Scope) -> None:
 class _Scope:
     min_elements: int
     group_bytes: int
+    ranks: ShardingRanks
     groups: list[ParameterGroup] = dataclasses.field(default_factory=list)
 
     def takes(self, variable: Any) -> bool:
@@ -177,7 +218,9 @@ class _Scope:
             # Parameters of a group are read in the same dtype.
             or last.shares[0].parameter._autocast != variable._autocast
         ):
-            self.groups.append(ParameterGroup(str(len(self.groups))))
+            self.groups.append(
+                ParameterGroup(str(len(self.groups)), self.ranks)
+            )
         return self.groups[-1]
 
 
@@ -221,8 +264,22 @@ def var_key(keras_key: Any, optimizer: Any, variable: Any) -> Any:
     return id(variable) if is_sharded else keras_key(optimizer, variable)
 
 
+def _is_for_these_ranks(shard: Shard, ranks: ShardingRanks) -> bool:
+    return (shard.rank, shard.size) == (ranks.rank, ranks.size)
+
+
+def _may_be_differentiated() -> bool:
+    return not tf.executing_eagerly() or bool(record.could_possibly_record())
+
+
 class ShardedVariable(keras.Variable):
-    """A Keras variable of which each rank keeps some elements."""
+    """A Keras variable of which each rank keeps some elements.
+
+    Reading `value` gathers it, which is collective. An eager read within
+    `tfring.whole_states` takes the whole value that the ranks have gathered
+    already: a rank that saves alone may compute with it. Keras adds the
+    adapters of LoRA to a kernel that way.
+    """
 
     def _keep_share(self, initializer: Any, group: ParameterGroup) -> None:
         with tf.init_scope():
@@ -231,16 +288,22 @@ class ShardedVariable(keras.Variable):
             self._cut(tf.cast(whole, self._dtype), group)
 
     def _cut(self, whole: tf.Tensor, group: ParameterGroup) -> None:
-        shape, rank = tuple(self.shape), runtime.rank()
-        ranges = ranges_of(shape, runtime.size())
-        begin, end = ranges[rank]
+        shape, ranks = tuple(self.shape), group.ranks
+        ranges = ranges_of(shape, ranks.size)
+        begin, end = ranges[ranks.rank]
         self._value = tf.Variable(
             copied_range(whole, begin, end),
             trainable=self.trainable,
             name=self._path,
         )
         ParameterShare(self, self._value, begin, group)
-        record_of(self).shard = Shard(self._value, Flat(shape, ranges), rank)
+        record_of(self).shard = Shard(
+            self._value,
+            Flat(shape, ranges),
+            ranks.rank,
+            ranks.process_set,
+            numbers=ranks.numbers,
+        )
 
     def cut_for_ranks(self, whole: np.ndarray | None) -> bool:
         """Takes another share if the ranks of an elastic job have changed.
@@ -254,7 +317,7 @@ class ShardedVariable(keras.Variable):
         """
         shard, share = record_of(self).shard, parameter_share(self)
         assert share is not None
-        if self._is_for_these_ranks(shard):
+        if _is_for_these_ranks(shard, share.group.ranks):
             return False
         # A function that was traced before reads the variable: an error is
         # better than shares of other ranks.
@@ -266,10 +329,6 @@ class ShardedVariable(keras.Variable):
         if whole is not None:
             record_of(self).shard.load(whole)
         return True
-
-    @staticmethod
-    def _is_for_these_ranks(shard: Shard) -> bool:
-        return (shard.rank, shard.size) == (runtime.rank(), runtime.size())
 
     @property
     def handle(self) -> Any:
@@ -287,16 +346,17 @@ class ShardedVariable(keras.Variable):
                 return self._maybe_autocast(value)
         if in_symbolic_scope():  # only shapes are computed
             return self._maybe_autocast(tf.zeros(self.shape, self._dtype))
-        shard = record_of(self).shard
-        if not self._is_for_these_ranks(shard):
+        shard, share = record_of(self).shard, parameter_share(self)
+        assert share is not None
+        if not _is_for_these_ranks(shard, share.group.ranks):
             raise RuntimeError(
                 f"'{self.path}' was sharded on rank {shard.rank} of "
                 f"{shard.size}, and this is rank {runtime.rank()} of "
                 f"{runtime.size()}. Build the model again, and load it from a "
                 "file."
             )
-        share = parameter_share(self)
-        assert share is not None
+        if shard.is_gathered and not _may_be_differentiated():
+            return tf.constant(shard.whole(), self._read_dtype())
         return whole_parameter(share, self._read_dtype())
 
     def _read_dtype(self) -> tf.DType:

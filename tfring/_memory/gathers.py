@@ -42,7 +42,6 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from tfring._core import native
-from tfring._core.process_sets import global_process_set
 from tfring._memory.parameters import ParameterGroup, ParameterShare
 from tfring._memory.uses import (
     is_read_by_gradients,
@@ -223,7 +222,7 @@ class _Gathers:
         )
 
     def _first(self, group: ParameterGroup, dtype: tf.DType) -> _Gather:
-        name = unique_name(f"parameters/{group.name}", global_process_set)
+        name = unique_name(f"parameters/{group.name}", group.ranks.process_set)
         gather = _Gather(len(self._all), group, name)
         before = self._all[-_AHEAD - 1].wholes if gather.number > _AHEAD else []
         with self._after(last_users(before), name):
@@ -258,8 +257,11 @@ class _Gathers:
             for number in range(gather.number - _AHEAD, gather.number):
                 if number >= 0 and self._is_needed_again(self._all[number]):
                     self._second(self._all[number])
-        name = unique_name(f"{gather.name}/gradients", global_process_set)
-        return _scatter(gather.group.shares, gather.gradients, name)
+        group = gather.group
+        name = unique_name(
+            f"parameters/{group.name}/gradients", group.ranks.process_set
+        )
+        return _scatter(group.shares, gather.gradients, name)
 
     def _is_needed_again(self, gather: _Gather) -> bool:
         return (
@@ -360,8 +362,17 @@ def _whole_tensors(
         begins=[share.begin for share in shares],
         request_name=name,
         tensor_names=[share.path for share in shares],
+        process_set=shares[0].group.ranks.process_set,
     )
     return chains.finish(started)
+
+
+def _sent(gradient: Any, share: ParameterShare, dtype: tf.DType) -> tf.Tensor:
+    """Returns a whole gradient to send."""
+    tensor = tf.convert_to_tensor(gradient)
+    # Its shape may be unknown if the size of the batch is.
+    tensor.set_shape(share.shape)
+    return tf.cast(tensor, dtype)
 
 
 def _scatter(
@@ -369,22 +380,44 @@ def _scatter(
 ) -> list[tf.Tensor | None]:
     """Averages gradients, and returns this rank's share of each.
 
-    They are sent in the dtype of the parameters, as without shares. A parameter
-    that is frozen or has no gradient gets None.
+    They are sent in the dtype of the parameters, as without shares, unless the
+    optimizer has another. A parameter that is frozen or has no gradient gets
+    None.
     """
     result: list[tf.Tensor | None] = [None] * len(shares)
     trained = [i for i in gradients if shares[i].is_trained]
     if not trained:
         return result
+    group = shares[0].group
+    reduction = group.agreed_reduction()
+    how: dict[str, Any] = {
+        "tensor_names": [shares[i].path for i in trained],
+        "op": ReduceOp.Average,
+        "prescale_factor": 1 / reduction.predivide_factor,
+        "postscale_factor": reduction.predivide_factor,
+    }
+    dtype = reduction.wire_dtype or shares[0].dtype
     started = chains.start_scatter_in_place(
-        [
-            tf.cast(tf.convert_to_tensor(gradients[i]), shares[i].dtype)
-            for i in trained
-        ],
+        [_sent(gradients[i], shares[i], dtype) for i in trained],
         request_name=name,
-        tensor_names=[shares[i].path for i in trained],
-        op=ReduceOp.Average,
+        process_set=group.ranks.process_set,
+        **how,
     )
-    for i, mean in zip(trained, chains.finish(started), strict=True):
-        result[i] = shares[i].of(mean)
+    own = [
+        shares[i].of(mean)
+        for i, mean in zip(trained, chains.finish(started), strict=True)
+    ]
+    replicas = group.ranks.replicas
+    if replicas is not None:
+        # The ranks of different sets meet here, so that the name cannot be made
+        # of this set's.
+        name = f"parameters/{group.name}/replicas"
+        if not tf.executing_eagerly():
+            name = unique_name(name, replicas)
+        started = chains.start_allreduce(
+            own, request_name=name, process_set=replicas, **how
+        )
+        own = chains.finish(started)
+    for i, part in zip(trained, own, strict=True):
+        result[i] = tf.cast(part, shares[i].dtype)
     return result

@@ -14,14 +14,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfring._core import native
+from tfring._memory.sharding_ranks import ShardingRanks
 from tfring._ops.ordering import traced_for_xla
 
 _ATTRIBUTE = "_tfring_share"
+
+
+class Reduction(NamedTuple):
+    """How the gradients of a group of parameters are averaged.
+
+    Attributes:
+        wire_dtype: The dtype that is sent; None for the parameters' own.
+        predivide_factor: See `tfring.DistributedOptimizer`.
+    """
+
+    wire_dtype: tf.DType | None = None
+    predivide_factor: float = 1.0
 
 
 class ParameterGroup:
@@ -29,12 +42,48 @@ class ParameterGroup:
 
     Attributes:
         name: The prefix of the names of requests, the same on all ranks.
+        ranks: The ranks that have its shares.
         shares: The shares of its parameters, which have one dtype.
+        reduction: How their gradients are averaged.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ranks: ShardingRanks) -> None:
         self.name = name
+        self.ranks = ranks
         self.shares: list[ParameterShare] = []
+        self.reduction = Reduction()
+        self._is_reduced = False
+
+    def reduce_by(
+        self, reduction: Reduction, *, before_trace: bool = False
+    ) -> None:
+        """Sets how gradients are averaged, before the first backpropagation.
+
+        Args:
+            reduction: How.
+            before_trace: Whether the step will be traced again.
+
+        Raises:
+            RuntimeError: Backpropagation has averaged them in another way.
+        """
+        if before_trace:
+            self._is_reduced = False
+        if self._is_reduced and reduction != self.reduction:
+            raise RuntimeError(
+                f"The gradient of '{self.shares[0].path}', which is sharded "
+                "(tfring.shard_parameters), has been averaged before its "
+                "optimizer was built, without the compression and "
+                "gradient_predivide_factor of the optimizer, or with those of "
+                "another optimizer. Call "
+                "optimizer.build(model.trainable_variables) before the first "
+                "step, and give all optimizers of a model the same ones."
+            )
+        self.reduction = reduction
+
+    def agreed_reduction(self) -> Reduction:
+        """Returns how gradients are averaged from now on."""
+        self._is_reduced = True
+        return self.reduction
 
     def keep(self, share: ParameterShare) -> None:
         """Adds a parameter's share, or puts it in the place of an earlier one.

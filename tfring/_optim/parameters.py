@@ -9,8 +9,12 @@ import keras
 
 from tfring._core.process_sets import global_process_set
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._memory.parameters import ParameterShare, parameters_of
-from tfring._ops.compression import Compression
+from tfring._memory.parameters import (
+    ParameterShare,
+    Reduction,
+    parameters_of,
+)
+from tfring._ops.compression import split_engine_cast
 from tfring._state.state_shares import WholeStates
 
 
@@ -34,13 +38,25 @@ def check_knows_parameters(optimizer: Any, variables: Sequence[Any]) -> None:
         )
 
 
-def check_parameters(
-    optimizer: Any, variables: Sequence[Any], options: GradientOptions
+def set_up_parameters(
+    optimizer: Any,
+    variables: Sequence[Any],
+    options: GradientOptions,
+    *,
+    before_trace: bool = False,
 ) -> None:
-    """Refuses options that do not work with sharded parameters.
+    """Has backpropagation average gradients by the optimizer's options.
+
+    Args:
+        optimizer: The optimizer, for its name in errors.
+        variables: What it trains.
+        options: Its options.
+        before_trace: Whether the step will be traced again.
 
     Raises:
-        NotImplementedError: The message names the option.
+        NotImplementedError: An option does not work with sharded parameters.
+            The message names it.
+        RuntimeError: Gradients have been averaged in another way already.
     """
     shares = parameters_of(variables)
     if not shares:
@@ -49,6 +65,15 @@ def check_parameters(
         raise NotImplementedError(
             f"The optimizer '{optimizer.name}' trains '{shares[0].path}', "
             f"which is sharded (tfring.shard_parameters), and {problem}."
+        )
+    _, wire_dtype = split_engine_cast(options.compression, options.op)
+    for share in shares:
+        sent = wire_dtype(share.dtype)
+        share.group.reduce_by(
+            Reduction(
+                None if sent == share.dtype else sent, options.predivide_factor
+            ),
+            before_trace=before_trace,
         )
 
 
@@ -70,22 +95,12 @@ def check_not_scaled(optimizer: Any, variables: Sequence[Any]) -> None:
 def _problems(
     optimizer: Any, shares: Sequence[ParameterShare], options: GradientOptions
 ) -> Iterator[str]:
-    reduced = "which backpropagation has averaged before the optimizer sees it"
-    if options.compression is not Compression.none:
-        yield (
-            f"compression would not reach its gradient, {reduced}. Leave "
-            "compression out"
-        )
-    if options.predivide_factor != 1:
-        yield (
-            "gradient_predivide_factor would not reach its gradient, "
-            f"{reduced}. Leave it out"
-        )
     if options.groups is not None:
         yield (
-            f"groups would not reach its gradient, {reduced}. Leave groups "
-            "out; group_bytes of tfring.shard_parameters sets the groups of "
-            "parameters"
+            "groups (num_groups) would not reach its gradient, which "
+            "backpropagation averages before the optimizer sees it. Leave "
+            "it out; group_bytes of tfring.shard_parameters sets the groups "
+            "of parameters"
         )
     if options.device_dense:
         yield (
@@ -94,7 +109,7 @@ def _problems(
         )
     if options.process_set is not global_process_set:
         yield (
-            f"all ranks share it, while {options.process_set} would train it "
+            f"all ranks train it, while {options.process_set} would train it "
             "alone. Leave process_set out"
         )
     for share in shares:

@@ -39,7 +39,7 @@ from tfring._ops.autograph import not_converted
 from tfring._ops.compression import NoneCompressor, split_engine_cast
 from tfring._ops.reductions import ReduceOp
 from tfring._optim.optimizer_class import Distributed
-from tfring._optim.parameters import check_not_scaled, check_parameters
+from tfring._optim.parameters import check_not_scaled, set_up_parameters
 from tfring._state.records import record_of
 from tfring._state.shards import Shard
 from tfring._state.splits import Flat
@@ -115,6 +115,15 @@ class Sharded(WholeStates, Distributed):
         if self.built:
             self._cut_anew([tf.convert_to_tensor(v) for v in self.variables])
 
+    def _found_in(self, model: Any) -> None:
+        # Keras may build the optimizer after it has traced backpropagation.
+        set_up_parameters(
+            self,
+            model.trainable_variables,
+            self._tfring_options,
+            before_trace=True,
+        )
+
     def build(self, variables: Sequence[Any]) -> None:
         for variable in variables:
             if is_row_shard(variable):
@@ -125,7 +134,7 @@ class Sharded(WholeStates, Distributed):
                     "Leave shard_states out."
                 )
         if not self.built:
-            check_parameters(self, variables, self._tfring_options)
+            set_up_parameters(self, variables, self._tfring_options)
             # Attribute tracking is bypassed.
             self.__dict__["_tfring_layout"] = Layout(
                 variables, self._tfring_options
@@ -175,8 +184,14 @@ class Sharded(WholeStates, Distributed):
             tuple(layout.variables[share.index].shape),
             layout.ranges_of(share.index),
         )
+        ranks = layout.ranks_of(share.index)
         record_of(variable).shard = Shard(
-            variable, split, layout.rank, layout.options.process_set, self
+            variable,
+            split,
+            ranks.rank,
+            ranks.process_set,
+            self,
+            numbers=ranks.numbers,
         )
         return variable
 
@@ -399,4 +414,12 @@ def _sums_of_squares(
 ) -> list[tf.Tensor]:
     is_double = any(share.dtype == tf.float64 for share, _ in shared)
     dtype = tf.float64 if is_double else tf.float32
-    return [tf.reduce_sum(tf.square(tf.cast(g, dtype))) for _, g in shared]
+    # Adding up over all ranks counts a share once for each of its copies.
+    copies = [
+        1 if share.parameter is None else share.parameter.group.ranks.copies
+        for share, _ in shared
+    ]
+    return [
+        tf.reduce_sum(tf.square(tf.cast(gradient, dtype))) / count
+        for count, (_, gradient) in zip(copies, shared, strict=True)
+    ]

@@ -60,6 +60,9 @@ class Shard:
         optimizer: The optimizer with `shard_states=True` whose state it is.
             None for a table of a ShardedEmbedding, a state for a table, or a
             parameter.
+        numbers: For each rank of the job the number of its shard, if several
+            sets of ranks have the same shards. `process_set` is then the set of
+            this rank. By default it is the only one.
     """
 
     def __init__(
@@ -69,12 +72,16 @@ class Shard:
         rank: int,
         process_set: ProcessSet = global_process_set,
         optimizer: Any = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.variable = variable
         self.split = split
         self.rank = rank
         self.process_set = process_set
         self.optimizer = optimizer
+        self.numbers = range(split.size) if numbers is None else numbers
+        # The ranks that have a shard, of any set.
+        self.all_ranks = process_set if numbers is None else global_process_set
         # An entry for each open `whole_states` context; the innermost is last.
         self._gathered: list[_Gathered] = []
         # In an elastic job: the whole value of the last commit.
@@ -123,6 +130,11 @@ class Shard:
             yield
         finally:
             self._gathered = [e for e in self._gathered if e is not entry]
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether a context of `gathered` is open."""
+        return bool(self._gathered)
 
     def keep_gathered(self) -> None:
         """Keeps the whole value after the context, until the next one."""
@@ -214,7 +226,7 @@ class Shard:
         if keeps:
             whole = np.asarray(whole)
         self._assign(self.split.shard_of(whole, self.rank))
-        self._loaded = whole if keeps and self.size > 1 else None
+        self._loaded = whole if keeps and len(self.numbers) > 1 else None
         self._kept = None
 
     def _assign(self, shard: np.ndarray) -> None:
@@ -234,11 +246,11 @@ class Shard:
     def receive(self, root_rank: int) -> None:
         """Gives all ranks their shards of `root_rank`'s value. Collective."""
         own = tf.convert_to_tensor(self.variable)[:0]
-        splits = np.zeros(self.size, np.int64)
+        splits = np.zeros(len(self.numbers), np.int64)
         if runtime.rank() == root_rank:
             shards = [
-                self.split.shard_of(self._loaded, rank)
-                for rank in range(self.size)
+                self.split.shard_of(self._loaded, number)
+                for number in self.numbers
             ]
             splits[:] = [len(shard) for shard in shards]
             own = tf.constant(np.concatenate(shards), own.dtype)
@@ -247,7 +259,7 @@ class Shard:
             splits=splits,
             name="shards/loaded",
             ignore_name_scope=True,
-            process_set=self.process_set,
+            process_set=self.all_ranks,
         )
         self._assign(shard.numpy())
         self.forget_loaded()
@@ -320,7 +332,7 @@ def share_loaded(
     """
     shared = []
     for shard in shards:
-        if shard.process_set is process_set:
+        if shard.all_ranks is process_set:
             shared.append(shard)
         elif shard.optimizer is not None:
             raise ValueError(
@@ -328,7 +340,7 @@ def share_loaded(
                 "for other ranks than those of this broadcast. Pass the "
                 "process_set that DistributedOptimizer was given."
             )
-    if not shared or shared[0].size == 1:
+    if not shared or len(shared[0].numbers) == 1:
         return
     own = [
         [has_loaded, shard.loaded() is not None]

@@ -15,7 +15,8 @@ import tensorflow as tf
 from tensorflow.python.training.saving.saveable_object import SaveSpec
 
 from tfring._core import runtime
-from tfring._gradients.shares import Layout, place_in
+from tfring._gradients.shares import Layout
+from tfring._memory.sharding_ranks import ShardingRanks
 from tfring._state.shards import Shard, assign_saved, shard_of
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ class WholeStates(_Optimizer):
     def _is_for_other_ranks(self) -> bool:
         layout = self._tfring_layout
         # Shards stay as they are after the job has ended.
+        ranks = ShardingRanks(layout.options.process_set)
         return runtime.is_initialized() and (
-            (layout.rank, layout.size) != place_in(layout.options)
+            (layout.rank, layout.size) != (ranks.rank, ranks.size)
         )
 
     def _trackable_children(

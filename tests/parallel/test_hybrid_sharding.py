@@ -1,0 +1,122 @@
+"""Parameters that some ranks share out, and other ranks have copies of."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from helpers import assert_alike, assert_each_close, bits_of, thorough
+from sharded_parameters import (
+    BATCH,
+    adam,
+    built,
+    compiled,
+    fit,
+    stacked,
+    whole_weights,
+)
+
+import tfring
+from tfring._memory.parameters import parameters_of
+
+pytestmark = pytest.mark.usefixtures("several_ranks")
+optimizers = keras.optimizers
+
+
+@pytest.fixture
+def part(size):
+    """A pair of neighbours, or on two and three ranks each rank alone."""
+    each = 2 if size % 2 == 0 and size > 2 else 1
+    sets = [range(first, first + each) for first in range(0, size, each)]
+    added = [tfring.add_process_set(ranks) for ranks in sets]
+    yield next(each for each in added if each.included())
+    for process_set in added:
+        tfring.remove_process_set(process_set)
+
+
+def all_weights(model):
+    """Whole weights, which are alike on all ranks to the bit."""
+    weights = whole_weights(model)
+    assert_alike(bits_of(weights))
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "how"),
+    [
+        (lambda: adam(global_clipnorm=0.1), {}),
+        thorough(lambda: adam(gradient_accumulation_steps=2), {}),
+        thorough(lambda: adam(clipnorm=0.05), {"jit_compile": True}),
+        thorough(lambda: optimizers.LossScaleOptimizer(adam()), {}),
+        thorough(adam, {"run_eagerly": True}),
+    ],
+)
+def test_trains_as_whole_parameters(part, optimizer, how):
+    def trained(sharded, **within):
+        model = built(sharded, lambda: stacked(tied=True), **within)
+        compiled(
+            model,
+            tfring.DistributedOptimizer(optimizer(), shard_states=True),
+            **how,
+        )
+        return fit(model)
+
+    model = trained(True, within=part)
+    shares = parameters_of(model.variables)
+    kept = sum(int(share.stored.shape[0]) for share in shares)
+    total = sum(share.count for share in shares)
+    assert total / part.size() <= kept <= total / part.size() + 16 * len(shares)
+    expected = all_weights(trained(False))
+    assert_each_close(all_weights(model), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_all_copies_begin_alike(part, rank):
+    def make():
+        keras.utils.set_random_seed(rank)
+        return stacked(1)
+
+    shares = parameters_of(built(make=make, within=part).variables)
+    number = part.rank()
+    of_ranks = tfring.allgather_object(
+        (number, bits_of(s.stored for s in shares))
+    )
+    assert len({str(each) for each in of_ranks}) == part.size()
+
+
+def test_files_and_broadcasts(part, rank, shared_path):
+    path = f"{shared_path}/hybrid.keras"
+    model = compiled(built(make=lambda: stacked(1), within=part))
+    last = tfring.size() - 1
+    # One rank alone saves, which may be in any set.
+    saver = keras.callbacks.ModelCheckpoint(path)
+    fit(model, [saver] * (rank == last))
+    expected = all_weights(model)
+    other = compiled(built(make=lambda: stacked(1), within=part))
+    if rank == 0:
+        other.load_weights(path)
+    tfring.broadcast_variables(other.variables, 0)
+    for got, want in zip(all_weights(other), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    model.fit(np.zeros((BATCH, 4)), np.zeros((BATCH, 4)), verbose=0)
+    all_weights(model)
+
+
+def test_host():
+    """All ranks of a test are on one machine."""
+    model = built(make=lambda: stacked(1), within="host")
+    for share in parameters_of(model.variables):
+        assert share.group.ranks.size == tfring.size()
+        assert share.group.ranks.replicas is None
+
+
+def test_names_what_is_wrong(halves, rank, size):
+    with (
+        pytest.raises(ValueError, match=r"rank \d passes within .* not in"),
+        tfring.shard_parameters(within=halves[0]),
+    ):
+        pass
+    with (
+        pytest.raises(TypeError, match="'host' or None"),
+        tfring.shard_parameters(within=0),
+    ):
+        pass

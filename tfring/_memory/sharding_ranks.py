@@ -1,0 +1,117 @@
+"""Which ranks share variables out, and which ranks have the same shares.
+
+All ranks of the job share a parameter out, or the ranks of each machine do
+("hybrid sharding", HSDP): then each machine has whole parameters, and the ranks
+with the same share average its gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from tfring._core import runtime
+from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._ops.process_set_registry import host_set, own_set
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShardingRanks:
+    """The ranks that share variables out.
+
+    Attributes:
+        process_set: The ranks that have different shares.
+        replicas: The ranks that have the same share as this one, one of each
+            set that shares the variables out; None if this is the only set.
+        numbers: For each rank of the job, the number of its share, if there are
+            replicas.
+    """
+
+    process_set: ProcessSet = global_process_set
+    replicas: ProcessSet | None = None
+    numbers: Sequence[int] | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank's share; 0 on a rank outside of the set."""
+        return self.process_set.rank() if self.process_set.included() else 0
+
+    @property
+    def size(self) -> int:
+        """The number of shares; 1 on a rank outside of the set."""
+        return self.process_set.size() if self.process_set.included() else 1
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that have each share."""
+        return 1 if self.replicas is None else self.replicas.size()
+
+
+def checked_within(
+    within: ProcessSet | Literal["host"] | None,
+) -> list[int] | None:
+    """Returns the ranks that this rank passes to share parameters out.
+
+    Collective if `within` is "host".
+
+    Raises:
+        NotImplementedError: The ranks of the job may change.
+        TypeError: It is neither a process set nor "host" nor None.
+        ValueError: The process set has not been added.
+    """
+    if within is None:
+        return None
+    if within != "host" and not isinstance(within, ProcessSet):
+        raise TypeError(
+            "shard_parameters: within must be a tfring.ProcessSet, 'host' or "
+            f"None, got {within!r}."
+        )
+    if runtime.may_grow():
+        raise NotImplementedError(
+            f"shard_parameters: within={within!r} is for a job whose ranks do "
+            "not change. Leave it out in an elastic job."
+        )
+    if within == "host":
+        within = host_set()
+    within.size()  # It must be part of the job.
+    return within.ranks
+
+
+def sharding_ranks(sets: Sequence[list[int] | None]) -> ShardingRanks:
+    """Returns the ranks that share parameters out. Collective, and eager.
+
+    Args:
+        sets: What `checked_within` has returned on each rank.
+
+    Raises:
+        ValueError: They are no division of all ranks into equal parts. The
+            message names a rank.
+    """
+    if all(each is None for each in sets):
+        return ShardingRanks()
+    for rank, ranks in enumerate(sets):
+        if ranks is None or rank not in ranks:
+            raise ValueError(
+                f"shard_parameters: rank {rank} passes within for the ranks "
+                f"{ranks}, which it is not in. Each rank must pass a set that "
+                "it is in."
+            )
+        for other in ranks:
+            if sets[other] != ranks:
+                raise ValueError(
+                    f"shard_parameters: rank {rank} passes within for the "
+                    f"ranks {ranks}, and rank {other} for {sets[other]}. The "
+                    "ranks of a set must all pass this set."
+                )
+        if len(ranks) != len(sets[0] or ()):
+            raise ValueError(
+                f"shard_parameters: rank 0 passes within for {sets[0]}, and "
+                f"rank {rank} for {ranks}. All sets must have equally many "
+                "ranks: start as many on each machine, or leave within out."
+            )
+    firsts = [(ranks or [rank])[0] for rank, ranks in enumerate(sets)]
+    numbers = [(ranks or [rank]).index(rank) for rank, ranks in enumerate(sets)]
+    if len(set(firsts)) == 1:
+        return ShardingRanks()
+    return ShardingRanks(own_set(firsts), own_set(numbers), numbers)
