@@ -101,6 +101,12 @@ def test_files_and_broadcasts(part, rank, shared_path):
     all_weights(model)
 
 
+def test_checkpoints_are_refused(part, shared_path):
+    model = compiled(built(make=lambda: stacked(1), within=part))
+    with pytest.raises(NotImplementedError, match="over a process set"):
+        fit(model, [tfring.callbacks.Checkpoint(shared_path)])
+
+
 def test_host():
     """All ranks of a test are on one machine."""
     model = built(make=lambda: stacked(1), within="host")

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfring
 from tfring._core import native, runtime
 from tfring._memory.parameters import copied_range, parameters_of
+from tfring._memory.sharding_ranks import sharding_ranks
 
 
 def dense():
@@ -57,6 +58,29 @@ def test_one_rank_of_an_elastic_job_shards(initialized, monkeypatch):
     [share] = parameters_of(layer.variables)
     assert share.count == share.end == 200 * 200
     assert layer(tf.ones((2, 200))).shape == (2, 200)
+
+
+def test_ranks_of_an_elastic_job_have_no_copies(initialized, monkeypatch):
+    monkeypatch.setattr(runtime, "may_grow", lambda: True)
+    with (
+        pytest.raises(NotImplementedError, match="Leave it out in an elastic"),
+        tfring.shard_parameters(within="host"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        ([[0], [0], [2]], r"rank 1 passes within for the ranks \[0\]"),
+        ([[0, 1], [1], [2]], r"rank 0 .* \[0, 1\], and rank 1 for \[1\]"),
+        ([[0, 1], [0, 1], [2]], "equally many ranks"),
+        ([[0], None, [2]], "rank 1 passes within for the ranks None"),
+    ],
+)
+def test_names_sets_that_are_no_equal_parts(sets, text):
+    with pytest.raises(ValueError, match=text):
+        sharding_ranks(sets)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

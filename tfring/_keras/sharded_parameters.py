@@ -137,7 +137,6 @@ def shard_parameters(
     # joins; see tfring/elastic/variables.py.
     if not runtime.may_grow():
         _check_same_groups(scope)
-        _copy_to_replicas(scope)
     if not scope.groups:
         raise ValueError(
             "shard_parameters: no parameter was sharded. None of the trainable "
@@ -145,6 +144,7 @@ def shard_parameters(
             "Build the model inside of the scope, by keras.Input or "
             "model.build(input_shape), or pass a smaller min_elements."
         )
+    _copy_to_replicas(scope)
 
 
 def _agreed_ranks(
