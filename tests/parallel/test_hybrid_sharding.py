@@ -17,6 +17,7 @@ from sharded_parameters import (
 )
 
 import tfring
+from tfring._core import process_sets
 from tfring._memory.parameters import parameters_of
 
 pytestmark = pytest.mark.usefixtures("several_ranks")
@@ -26,12 +27,15 @@ optimizers = keras.optimizers
 @pytest.fixture
 def part(size):
     """A pair of neighbours, or on two and three ranks each rank alone."""
+    before = process_sets.added()
     each = 2 if size % 2 == 0 and size > 2 else 1
     sets = [range(first, first + each) for first in range(0, size, each)]
     added = [tfring.add_process_set(ranks) for ranks in sets]
     yield next(each for each in added if each.included())
-    for process_set in added:
-        tfring.remove_process_set(process_set)
+    # Also the sets of the ranks that have the same shares.
+    for process_set in process_sets.added():
+        if process_set not in before:
+            tfring.remove_process_set(process_set)
 
 
 def all_weights(model):
