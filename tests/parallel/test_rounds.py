@@ -35,8 +35,7 @@ from trainings_in_rounds import (
 )
 
 import tfring
-from tfring._core import process_sets
-from tfring._optim import rounds_options
+from tfring._core import process_sets, runtime
 from tfring._state.optimizers import with_inner
 
 
@@ -357,9 +356,9 @@ def test_within_a_host_whose_set_is_known(
     rank, several_ranks, size, monkeypatch
 ):
     """Rank 0 is a host of its own, and the program has added the others'."""
-    hosts = [[0], list(range(1, size))]
-    monkeypatch.setattr(rounds_options, "_ranks_of_hosts", lambda: hosts)
-    sets = [tfring.add_process_set(hosts[1])]
+    nodes = [0, *[1] * (size - 1)]
+    monkeypatch.setattr(type(runtime.job()), "nodes", lambda job: nodes)
+    sets = [tfring.add_process_set(range(1, size))]
     model = model_in_rounds(tfring.LocalSGD(3, within="host"))
     sets += [each for each in process_sets.added() if each.ranks == [0]]
     kernels = kernels_after(model, rank, 2)

@@ -18,8 +18,7 @@ from sharded_states import adam, fit, make_model
 
 import tfring
 from tfring import elastic
-from tfring._gradients import shares
-from tfring._state import state_shares
+from tfring._memory.sharding_ranks import ShardingRanks
 from tfring.elastic.variables import _STATES
 
 
@@ -198,8 +197,8 @@ def alone(monkeypatch):
     """Returns a function that makes each rank the only one left."""
 
     def lose_others():
-        for module in (shares, state_shares):
-            monkeypatch.setattr(module, "place_in", lambda _: (0, 1))
+        monkeypatch.setattr(ShardingRanks, "rank", 0)
+        monkeypatch.setattr(ShardingRanks, "size", 1)
 
     return lose_others
 
