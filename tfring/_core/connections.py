@@ -24,6 +24,7 @@ class Connections:
 
     Attributes:
         form: The ranks.
+        nodes: For each rank, the first rank on its node.
     """
 
     def __init__(
@@ -33,12 +34,12 @@ class Connections:
         self._mesh = mesh
         self._on_failure = on_failure
         firsts: dict[str, int] = {}  # the first rank of each node
-        self._nodes = [
+        self.nodes = [
             firsts.setdefault(member.node, rank)
             for rank, member in enumerate(form.members)
         ]
         self._world = _OfSet(
-            mesh, form, "world", range(len(self._nodes)), on_failure
+            mesh, form, "world", range(len(self.nodes)), on_failure
         )
         # Engines call these while they live, and this object outlives them.
         self._of_sets: list[_OfSet] = []
@@ -68,13 +69,13 @@ class Connections:
         Raises:
             OSError: A rank cannot be reached, or the job is over.
         """
-        size = len(self._nodes)
+        size = len(self.nodes)
         connect = self._world
         error = native.capi().tfring_init_sockets(
             self.form.generation,
             self.form.rank,
             size,
-            (ctypes.c_int32 * size)(*self._nodes),
+            (ctypes.c_int32 * size)(*self.nodes),
             connect.callback,
             replaces_ranks,
         )
@@ -101,7 +102,7 @@ class Connections:
             (ctypes.c_int32 * len(ranks))(*ranks),
             len(ranks),
             ranks.index(own) if own in ranks else -1,
-            (ctypes.c_int32 * len(ranks))(*(self._nodes[r] for r in ranks)),
+            (ctypes.c_int32 * len(ranks))(*(self.nodes[r] for r in ranks)),
             connect.callback,
         )
         if connect.error is not None:

@@ -89,7 +89,7 @@ class TcpJob(Job):
             raise error
 
     def nodes(self) -> list[int]:
-        return list(self._nodes)
+        return list(self._connections.nodes)
 
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
