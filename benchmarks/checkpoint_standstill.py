@@ -80,6 +80,16 @@ def delays(seconds):
     return [float(sum(seconds[[n, n + 1]]) - 2 * usual) for n in saving]
 
 
+def written_megabytes(path):
+    """Returns the bytes of each rank in a checkpoint of tfring, in MB."""
+    [newest] = sorted(path.glob("checkpoint-*"))[-1:]
+    return [
+        sum(file.stat().st_size for file in newest.glob(f"part-{rank:05d}.*"))
+        / 1e6
+        for rank in range(tfring.size())
+    ]
+
+
 def main(_):
     tfring.init()
     folder = Path(_FOLDER.value)
@@ -109,6 +119,9 @@ def main(_):
                 print(f"{name}: {what} {shown} s", flush=True)
         tfring.barrier()
     if tfring.rank() == 0:
+        written = written_megabytes(folder / "tfring.callbacks.Checkpoint")
+        shown = ", ".join(f"{each:.0f}" for each in written)
+        print(f"tfring.callbacks.Checkpoint: the ranks write {shown} MB")
         shutil.rmtree(folder)
 
 

@@ -156,6 +156,18 @@ def test_slurm_warns_tfringrun_in_place_of_the_script(tmp_path, start_saving):
     ]
 
 
+def test_a_pod_that_is_asked_to_end_saves(tmp_path, start_saving):
+    job = yaml.safe_load((CLUSTER / "resume-job.yaml").read_text())
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    pod = start_saving("-c", 'exec "$@"', "bash", *container["command"])
+    pod.terminate()
+    assert pod.wait(timeout=20) == wrapper.ASKS_FOR_MORE
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "--grace 110 -np 4 python train.py",
+        "saved",
+    ]
+
+
 class Provider(http.server.BaseHTTPRequestHandler):
     """Answers as the servers that announce the end of an instance."""
 
