@@ -111,7 +111,8 @@ TEST_F(SimulatedNegotiationTest, EqualStepsAreSoonAgreedWithoutTheCoordinator) {
   const double repeated = step();
   ExpectDecidedOnAllRanks(Gradients());
   // In the first step the coordinator receives and sends a message for each
-  // rank. In a repeated one the ranks' progress crosses the network a few times.
+  // rank.  In a repeated one the ranks' progress crosses the network a few
+  // times.
   EXPECT_GT(first, 2 * kSize * 1e-6);
   EXPECT_LT(repeated, 10 * 20e-6 + 100e-6);
 }
