@@ -16,14 +16,11 @@ _NOT_YET, _FAILED = -1, -2
 class Connections:
     """The connections of a job's ranks, and the engines that use them.
 
-    Args:
+    Attributes:
         mesh: Connects this rank with others.
         form: The ranks.
         on_failure: Called, in any thread, if a rank cannot be reached after its
             engine has started.
-
-    Attributes:
-        form: The ranks.
         nodes: For each rank, the first rank on its node.
     """
 
@@ -31,16 +28,14 @@ class Connections:
         self, mesh: Mesh, form: Form, on_failure: Callable[[Exception], None]
     ) -> None:
         self.form = form
-        self._mesh = mesh
-        self._on_failure = on_failure
+        self.mesh = mesh
+        self.on_failure = on_failure
         firsts: dict[str, int] = {}  # the first rank of each node
         self.nodes = [
             firsts.setdefault(member.node, rank)
             for rank, member in enumerate(form.members)
         ]
-        self._world = _OfSet(
-            mesh, form, "world", range(len(self.nodes)), on_failure
-        )
+        self._world = _OfSet(self, "world", range(len(self.nodes)))
         # Engines call these while they live, and this object outlives them.
         self._of_sets: list[_OfSet] = []
 
@@ -55,7 +50,7 @@ class Connections:
         self._world.connect_control()
 
     def disconnect(self) -> None:
-        """Closes what `connect` has connected, before `start_world`."""
+        """Closes the connections of `connect`, if no engine has taken them."""
         for descriptor in self._world.control:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -89,13 +84,7 @@ class Connections:
     ) -> str | None:
         """See `Job.add_process_set`."""
         own = self.form.rank
-        connect = _OfSet(
-            self._mesh,
-            self.form,
-            f"set {process_set_id}",
-            ranks,
-            self._on_failure,
-        )
+        connect = _OfSet(self, f"set {process_set_id}", ranks)
         self._of_sets.append(connect)
         error = native.capi().tfring_add_process_set_sockets(
             process_set_id,
@@ -114,26 +103,19 @@ class _OfSet:
     """Connects the ranks of a process set on behalf of the C library."""
 
     def __init__(
-        self,
-        mesh: Mesh,
-        form: Form,
-        name: str,
-        ranks: Sequence[int],
-        on_failure: Callable[[Exception], None],
+        self, job: Connections, name: str, ranks: Sequence[int]
     ) -> None:
-        self._mesh = mesh
-        self._form = form
+        self._job = job
         self._name = name
         self._ranks = ranks
-        self._on_failure = on_failure
         self.control: list[int] = []
         self.error: Exception | None = None
         self.callback = native.CONNECT(self._call)
 
     def connect_control(self) -> list[int]:
         """Returns the sockets of the ranks, of which each is taken once."""
-        self.control = self.control or self._mesh.connect(
-            self._form, f"{self._name}/0", self._ranks
+        self.control = self.control or self._job.mesh.connect(
+            self._job.form, f"{self._name}/0", self._ranks
         )
         return self.control
 
@@ -143,13 +125,13 @@ class _OfSet:
         except Exception as error:
             self.error = error
             if channel > 0:  # nobody else reports it
-                self._on_failure(error)
+                self._job.on_failure(error)
             return _FAILED
 
     def _connect(self, channel: int, peer: int) -> int:
         if channel == 0:
             return self.connect_control()[peer]
-        found = self._mesh.connect_when_needed(
-            self._form, f"{self._name}/{channel}", self._ranks[peer]
+        found = self._job.mesh.connect_when_needed(
+            self._job.form, f"{self._name}/{channel}", self._ranks[peer]
         )
         return _NOT_YET if found is None else found

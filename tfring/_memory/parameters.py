@@ -29,7 +29,7 @@ class Reduction(NamedTuple):
     """How the gradients of a group of parameters are averaged.
 
     Attributes:
-        wire_dtype: The dtype that is sent; None for the parameters' own.
+        wire_dtype: The dtype that is sent; None sends that of the parameters.
         predivide_factor: See `tfring.DistributedOptimizer`.
     """
 
