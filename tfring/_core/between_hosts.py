@@ -38,10 +38,10 @@ _generation = 0
 
 
 class TcpRanks:
-    """The connections of a job that MPI has started.
+    """Owns the TCP connections between the ranks of a job that MPI has started.
 
     Attributes:
-        connections: They start the engines.
+        connections: What starts the engines over these connections.
     """
 
     def __init__(self, mesh: Mesh, form: Form) -> None:
@@ -137,7 +137,8 @@ def _address(
     if len(set(nodes)) == 1:
         return _LOOPBACK, ""
     port = mesh.address[1]
-    choices = comm.bcast([(each, port) for each in own_addresses(os.environ)])
+    of_first = own_addresses(os.environ) if comm.rank == 0 else []
+    choices = comm.bcast([(each, port) for each in of_first])
     is_beside_first = nodes[comm.rank] == nodes[0]
     way, why = None, ""
     if not is_beside_first:

@@ -89,7 +89,8 @@ class FitIterator:
                 not fit the dataset of a later job, and is not saved.
 
         Returns:
-            The iterator to train from.
+            The iterator from which this epoch's batches are read. It is another
+            one than `batches` if the saved state did not fit the dataset.
         """
         saved, self.saved = self.saved, None
         if saved is not None:
@@ -122,7 +123,8 @@ class FitIterator:
                 an iterator of its own, unless `fit` has `steps_per_epoch`.
 
         Returns:
-            The state; None if a place is a number of batches alone.
+            The state; None if the number of batches is all that a checkpoint
+            can keep of the iterator's place.
         """
         if self._epochs is None or not self._has_state:
             return None
