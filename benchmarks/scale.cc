@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/cpp/simulated_job.h"
+#include "tests/cpp/simulated_kernels.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
@@ -62,56 +63,6 @@ constexpr Cluster kClusters[] = {
      16 << 20},
 };
 
-// Takes simulated time for what it reduces or copies, and does it for few bytes
-// alone.
-class SimulatedKernels final : public Kernels {
- public:
-  SimulatedKernels(SimulatedJob& job, double bytes_per_second)
-      : job_(job), bytes_per_second_(bytes_per_second) {}
-
-  void Reduce(void* dst, const void* a, const void* b, int64_t count,
-              DataType dtype, ReduceOp op) const override {
-    if (Passes(count * SizeInBytes(dtype))) {
-      CpuKernels().Reduce(dst, a, b, count, dtype, op);
-    }
-  }
-  void Scale(void* dst, const void* src, int64_t count, DataType dtype,
-             double factor) const override {
-    if (Passes(count * SizeInBytes(dtype))) {
-      CpuKernels().Scale(dst, src, count, dtype, factor);
-    }
-  }
-  void Copy(void* dst, const void* src, int64_t bytes) const override {
-    if (Passes(bytes)) CpuKernels().Copy(dst, src, bytes);
-  }
-  void CopyPieces(absl::Span<const CopyPiece> /*pieces*/, DataType /*from*/,
-                  DataType /*to*/, double /*factor*/) const override {
-    std::abort();  // no allreduce without pieces calls it
-  }
-  void Upload(void* dst, const void* host, int64_t bytes) const override {
-    CpuKernels().Copy(dst, host, bytes);
-  }
-  void Adasum(void* /*dst*/, const void* /*a*/, const void* /*b*/,
-              int64_t /*count*/, DataType /*dtype*/) const override {
-    std::abort();
-  }
-  absl::Status Synchronize() const override { return absl::OkStatus(); }
-  absl::Status AwaitWork() const override { return absl::OkStatus(); }
-  absl::StatusOr<void*> Allocate(int64_t bytes) const override {
-    return CpuKernels().Allocate(bytes);
-  }
-  void Free(void* memory) const override { CpuKernels().Free(memory); }
-
- private:
-  bool Passes(int64_t bytes) const {
-    job_.Sleep(static_cast<double>(bytes) / bytes_per_second_);
-    return bytes <= 4096;
-  }
-
-  SimulatedJob& job_;
-  const double bytes_per_second_;
-};
-
 double Seconds(const absl::StatusOr<double>& seconds) {
   if (seconds.ok()) return *seconds;
   std::fprintf(stderr, "%s\n", seconds.status().ToString().c_str());
@@ -129,7 +80,8 @@ void Run(const Cluster& cluster, int nodes) {
   network.uplinks_per_leaf = cluster.uplinks_per_leaf;
   network.placement_seed = cluster.placement_seed;
   SimulatedJob job(network);
-  const SimulatedKernels kernels(job, cluster.reduced_bytes_per_second);
+  const SimulatedKernels kernels(job, cluster.reduced_bytes_per_second,
+                                 /*most_bytes=*/kSizes[2]);
   const Layout layout{nodes, kRanksPerNode};
 
   const auto on_every_rank = [&](const auto& body) {
@@ -150,16 +102,13 @@ void Run(const Cluster& cluster, int nodes) {
   std::printf("%10s  %-36s %10s %10s %10s %8s\n", "bytes", "plan", "ms",
               "measured", "typical", "streams");
 
-  // All ranks have one large buffer, whose contents do not matter.
-  std::vector<std::byte> memory(kSizes[2]);
-  job.LeaveOut(absl::MakeSpan(memory));
   for (const int64_t bytes : kSizes) {
     const auto plans = Plans(layout, AllreduceAlgorithm::kAuto);
     const std::string chosen = Fastest(plans, layout, measured, bytes).Name();
     const Costs typical = Costs::Typical(kRanksPerNode);
     for (const AllreducePlan& plan : plans) {
       RingBuffers buffers;
-      buffers.input = buffers.output = memory.data();
+      buffers.input = buffers.output = kernels.shared_memory();
       buffers.count = bytes / 4;
       job.TakeStreams();
       const double seconds = on_every_rank([&](const RingContext& context) {

@@ -64,7 +64,7 @@ UNUSED_PINS := tfring_ops/xla/$(if $(XLA_PINS),no_pins,pins).cc
 # FFI where absl is not TensorFlow's.
 TEST_FLAGS := -O0 -fno-sanitize=undefined
 # As the library: it moves many messages, and benchmarks count its time.
-OPTIMIZED_TESTS := tests/cpp/simulated_job.cc
+OPTIMIZED_TESTS := tests/cpp/simulated_job.cc tests/cpp/fibers.cc
 FFI_FLAGS := -Wno-maybe-uninitialized \
   $(patsubst %,-idirafter %,$(XLA_HEADERS) $(TENSORFLOW)/include)
 XLA_FLAGS := $(FFI_FLAGS) \
@@ -215,7 +215,7 @@ engine := abandoned_memory buckets_in_flight chains device_lanes engine \
   engine_errors engine_faults join late_rank negotiator offload process_sets \
   repeated_steps silent_rank tcp_engine timeline
 random := property
-simulated := simulated_job simulated_negotiation
+simulated := simulated_engine simulated_job simulated_negotiation
 nccl := $(filter cuda_nccl cuda_nccl_%,$(TEST_STEMS))
 cuda := $(filter-out $(nccl),$(filter cuda_%,$(TEST_STEMS)))
 mpi := $(filter mpi_%,$(TEST_STEMS))

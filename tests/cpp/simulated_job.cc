@@ -1,15 +1,10 @@
 #include "tests/cpp/simulated_job.h"
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <deque>
-#include <limits>
 #include <numeric>
-#include <queue>
 #include <random>
 #include <string>
 #include <unordered_set>
@@ -18,144 +13,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/cpp/fibers.h"
+#include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
 namespace {
 
-constexpr size_t kStackBytes = 256 << 10;
-constexpr double kNever = std::numeric_limits<double>::infinity();
+// A transport attends to an engine at most so often: polling.h.
+constexpr double kAttendSeconds = 20e-6;
 
 }  // namespace
-
-// ---- Time ----
-
-// Fibers that wait for simulated moments.
-class SimulatedJob::Fibers {
- public:
-  explicit Fibers(int count) : fibers_(count) {}
-
-  // Runs body(i) on fiber i, for each that lives.  Returns the fibers that wait
-  // for ever.
-  std::vector<int> Run(const std::function<void(int)>& body) {
-    body_ = &body;
-    running_ = this;
-    left_ = 0;
-    for (size_t i = 0; i < fibers_.size(); ++i) {
-      if (!fibers_[i].is_dead) Begin(static_cast<int>(i));
-    }
-    while (left_ > 0 && !events_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      if (event.turn == kDeath) {
-        now_ = std::max(now_, event.time);
-        Die(event.fiber);
-      } else if (event.turn == fibers_[event.fiber].turn) {
-        now_ = event.time;
-        Resume(event.fiber);
-      }
-    }
-    std::vector<int> waiting;
-    for (size_t i = 0; i < fibers_.size(); ++i) {
-      if (!fibers_[i].is_over) waiting.push_back(static_cast<int>(i));
-    }
-    return waiting;
-  }
-
-  double now() const { return now_; }
-  bool IsDead(int fiber) const { return fibers_[fiber].is_dead; }
-
-  // Resumes `fiber` at `time`, unless it has been resumed by then.
-  void Wake(int fiber, double time) {
-    events_.push(
-        {std::max(time, now_), next_event_++, fiber, fibers_[fiber].turn});
-  }
-  void WakeAll() {
-    for (size_t i = 0; i < fibers_.size(); ++i) {
-      Wake(static_cast<int>(i), now_);
-    }
-  }
-
-  int current() const { return current_; }
-
-  // Returns when the calling fiber has been resumed.
-  void Yield() { swapcontext(&fibers_[current_].context, &scheduler_); }
-
-  void Sleep(double seconds) {
-    for (const double end = now_ + seconds; now_ < end;) {
-      Wake(current_, end);
-      Yield();
-    }
-  }
-
-  void Kill(int fiber, double time) {
-    events_.push({time, next_event_++, fiber, kDeath});
-  }
-
- private:
-  struct Fiber {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack;
-    int64_t turn = 0;  // counts how often it was resumed
-    bool is_over = true;
-    bool is_dead = false;
-  };
-  struct Event {
-    double time;
-    int64_t number;
-    int fiber;
-    int64_t turn;  // the event is void if the fiber has been resumed since
-    // For a queue whose first event is the earliest.
-    bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : number > other.number;
-    }
-  };
-  static constexpr int64_t kDeath = -1;
-
-  static void Main(int fiber) {
-    (*running_->body_)(fiber);
-    running_->fibers_[fiber].is_over = true;
-    --running_->left_;
-    running_->Yield();
-  }
-
-  void Begin(int i) {
-    Fiber& fiber = fibers_[i];
-    if (fiber.stack == nullptr) fiber.stack.reset(new char[kStackBytes]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, reinterpret_cast<void (*)()>(Main), 1, i);
-    fiber.is_over = false;
-    ++left_;
-    Wake(i, now_);
-  }
-
-  void Resume(int i) {
-    Fiber& fiber = fibers_[i];
-    ++fiber.turn;
-    if (fiber.is_over) return;
-    current_ = i;
-    swapcontext(&scheduler_, &fiber.context);
-  }
-
-  void Die(int i) {
-    Fiber& fiber = fibers_[i];
-    fiber.is_dead = true;
-    if (!std::exchange(fiber.is_over, true)) --left_;
-    WakeAll();
-  }
-
-  static inline Fibers* running_ = nullptr;
-  std::vector<Fiber> fibers_;
-  std::priority_queue<Event> events_;
-  ucontext_t scheduler_;
-  const std::function<void(int)>* body_ = nullptr;
-  double now_ = 0;
-  int64_t next_event_ = 0;
-  int current_ = 0;
-  int left_ = 0;  // fibers that have not ended
-};
 
 class SimulatedJob::SimulatedClock final : public Clock {
  public:
@@ -270,8 +137,9 @@ class SimulatedJob::Network {
 
 class SimulatedJob::Rank final : public Transport {
  public:
-  Rank(int rank, SimulatedJob& job)
-      : rank_(rank), job_(job), from_(job.size()) {}
+  Rank(int rank, int channel, SimulatedJob& job)
+      : rank_(rank), channel_(channel), job_(job), from_(job.size()) {}
+  ~Rank() override { job_.channels_[channel_].ranks[rank_] = nullptr; }
 
   int rank() const override { return rank_; }
   int size() const override { return job_.size(); }
@@ -282,15 +150,17 @@ class SimulatedJob::Rank final : public Transport {
     job_.Sleep(job_.network_->handling_seconds());
     const Network::Times times =
         job_.network_->Send(rank_, peer, data.size(), job_.now());
-    Rank& receiver = *job_.ranks_[peer];
-    Messages& messages = receiver.From(rank_);
+    Rank* const receiver = job_.channels_[channel_].ranks[peer];
+    // The messages of an engine that has ended are lost.
+    if (receiver == nullptr) return Claim({times.left, peer, false});
+    Messages& messages = receiver->From(rank_);
     // A message does not overtake the one before it.
     messages.last = std::max(messages.last, times.arrived);
     Arrival& arrival = messages.arrivals.emplace_back();
     arrival.time = messages.last;
     arrival.bytes = data.size();
     if (!job_.IsLeftOut(data)) arrival.data.assign(data.begin(), data.end());
-    receiver.Match(rank_);
+    receiver->Match(rank_);
     return Claim({times.left, peer, /*is_receive=*/false});
   }
 
@@ -325,24 +195,34 @@ class SimulatedJob::Rank final : public Transport {
       const absl::StatusOr<bool> done = Test(id);
       if (!done.ok()) return done.status();
       if (*done) return absl::OkStatus();
-      awaited_ = id;
+      if (attend_) {
+        TFRING_RETURN_IF_ERROR(attend_());
+        if (std::exchange(waits().has_news, false)) {
+          job_.fibers_->Wake(rank_, job_.now() + kAttendSeconds);
+        }
+      }
       const double time = operations_[id - 1].time;
       if (time != kNever) job_.fibers_->Wake(rank_, time);
+      awaited_ = id;
+      waits().for_any = attend_ != nullptr;
       job_.fibers_->Yield();
+      waits().for_any = false;
       awaited_ = kNoOperation;
     }
   }
 
-  void Pause(double since) {
+  void SetAttendant(std::function<absl::Status()> attend) override {
+    attend_ = std::move(attend);
+  }
+
+  // Returns when the first operation completes that was not complete at the
+  // time `since`.
+  double NextAfter(double since) const {
     double next = kNever;
     for (const Operation& operation : operations_) {
       if (operation.time > since) next = std::min(next, operation.time);
     }
-    if (next <= job_.now()) return;
-    if (next != kNever) job_.fibers_->Wake(rank_, next);
-    pauses_ = true;
-    job_.fibers_->Yield();
-    pauses_ = false;
+    return next;
   }
 
   absl::Status Progress() override { return job_.failure_; }
@@ -405,27 +285,38 @@ class SimulatedJob::Rank final : public Transport {
       }
       const double time = std::max(job_.now(), arrival.time);
       operations_[receive.id - 1].time = time;
-      if (pauses_ || awaited_ == receive.id) job_.fibers_->Wake(rank_, time);
+      if (waits().for_any || awaited_ == receive.id) {
+        waits().has_news = true;
+        job_.fibers_->Wake(rank_, time);
+      }
       messages.arrivals.pop_front();
       messages.receives.pop_front();
     }
   }
 
+  Waits& waits() { return job_.waits_[rank_]; }
+
   const int rank_;
+  const int channel_;
   SimulatedJob& job_;
+  std::function<absl::Status()> attend_;
   std::vector<std::unique_ptr<Messages>> from_;  // by rank
   std::vector<Operation> operations_;            // by ID, from 1 on
   std::vector<OperationId> free_;                // IDs
   OperationId awaited_ = kNoOperation;
-  bool pauses_ = false;
 };
 
 SimulatedJob::SimulatedJob(const SimulatedNetwork& network)
     : network_(std::make_unique<Network>(network)),
       fibers_(std::make_unique<Fibers>(network_->size())),
-      clock_(std::make_unique<SimulatedClock>(*fibers_)) {
-  for (int rank = 0; rank < size(); ++rank) {
-    ranks_.push_back(std::make_unique<Rank>(rank, *this));
+      clock_(std::make_unique<SimulatedClock>(*fibers_)),
+      waits_(network_->size()) {
+  for (int channel = 0; channel < kChannels; ++channel) {
+    for (int rank = 0; rank < size(); ++rank) {
+      channels_[channel].kept.push_back(
+          std::make_unique<Rank>(rank, channel, *this));
+      channels_[channel].ranks.push_back(channels_[channel].kept.back().get());
+    }
   }
 }
 
@@ -437,8 +328,8 @@ absl::StatusOr<double> SimulatedJob::Run(
     const std::function<absl::Status(Transport&)>& body) {
   const double begin = now();
   absl::Status status;
-  const std::vector<int> waiting =
-      fibers_->Run([&](int rank) { status.Update(body(*ranks_[rank])); });
+  const std::vector<int> waiting = fibers_->Run(
+      [&](int rank) { status.Update(body(*channels_[0].ranks[rank])); });
   if (!waiting.empty()) {
     status.Update(absl::InternalError(absl::StrCat(
         "these ranks wait for ever: ", absl::StrJoin(waiting, ", "))));
@@ -449,8 +340,31 @@ absl::StatusOr<double> SimulatedJob::Run(
 
 void SimulatedJob::Sleep(double seconds) { fibers_->Sleep(seconds); }
 
-void SimulatedJob::Pause(double since) {
-  ranks_[fibers_->current()]->Pause(since);
+void SimulatedJob::Pause(double since, double longest_seconds) {
+  const int rank = fibers_->current();
+  double next = now() + longest_seconds;
+  for (const Channel& channel : channels_) {
+    if (const Rank* const transport = channel.ranks[rank]) {
+      next = std::min(next, transport->NextAfter(since));
+    }
+  }
+  if (next <= now()) return;
+  if (next != kNever) fibers_->Wake(rank, next);
+  waits_[rank].for_any = true;
+  fibers_->Yield();
+  waits_[rank].for_any = false;
+}
+
+std::unique_ptr<Transport> SimulatedJob::Take(int channel) {
+  return std::move(channels_[channel].kept[fibers_->current()]);
+}
+
+void SimulatedJob::At(double seconds, std::function<void()> call) {
+  const int rank = fibers_->current();
+  fibers_->At(rank, seconds, [this, rank, call = std::move(call)] {
+    waits_[rank].has_news = true;
+    call();
+  });
 }
 
 double SimulatedJob::now() const { return fibers_->now(); }

@@ -20,15 +20,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tests/cpp/fibers.h"
 #include "tfring_ops/base/clock.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
+
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct SimulatedLink {
   double latency_seconds;
@@ -75,9 +79,18 @@ class SimulatedJob {
 
   // The rank that runs stands still for this time.
   void Sleep(double seconds);
-  // The rank that runs waits until one of its operations completes that was not
-  // complete at the time `since`, or until another rank dies.
-  void Pause(double since);
+  // The rank that runs waits until one of its operations, on any transport,
+  // completes that was not complete at the time `since`, until another rank
+  // dies, or for `longest_seconds`.
+  void Pause(double since, double longest_seconds = kNever);
+
+  // From the time `seconds` on, or at once if that is past, calls `call`, while
+  // no rank runs and if the rank that runs now still does; then ends its Pause.
+  void At(double seconds, std::function<void()> call);
+
+  // Takes another transport of the rank that runs: number 1 or 2, each once.
+  // Messages do not go from one to the other, and take the same links.
+  std::unique_ptr<Transport> Take(int channel);
 
   // The time of the job, which begins at 0.
   double now() const;
@@ -96,17 +109,28 @@ class SimulatedJob {
   int TakeStreams();
 
  private:
-  class Fibers;
   class Network;
   class Rank;
   class SimulatedClock;
+
+  static constexpr int kChannels = 3;
+  struct Channel {
+    std::vector<Rank*> ranks;
+    std::vector<std::unique_ptr<Rank>> kept;  // null if it is taken
+  };
+  // What a rank that waits for an operation, or in Pause, waits for.
+  struct Waits {
+    bool for_any = false;   // also for all other operations
+    bool has_news = false;  // something has happened since it last attended
+  };
 
   bool IsLeftOut(ConstBytes data) const;
 
   std::unique_ptr<Network> network_;
   std::unique_ptr<Fibers> fibers_;
   std::unique_ptr<SimulatedClock> clock_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<Waits> waits_;  // by rank
+  Channel channels_[kChannels];
   absl::Status failure_;  // of Abort
   ConstBytes left_out_;
 };

@@ -77,7 +77,7 @@ class RingEngine final : public Engine {
         negotiator_(options_, members_, *process_set_.control, clock_),
         silence_watch_(options_, members_, rank()),
         lanes_(options_, process_set_.make_device_lane,
-               Polling(std::move(channels)), kernels,
+               Polling(std::move(channels)), kernels, machine_clock_,
                [this] { submissions_.Wake(); }) {
     IdleWatch* const watch = process_set_.idle_watch;
     watch == nullptr ? StartThread()
@@ -96,7 +96,8 @@ class RingEngine final : public Engine {
     absl::Status status =
         CollectiveOf(entry.request.kind).Check(members_, entry.request);
     if (status.ok()) status = lanes_.CheckDevice(entry.request);
-    const bool may_drive = is_one_node_ && IsSmall(entry.request);
+    const bool may_drive =
+        process_set_.has_thread && is_one_node_ && IsSmall(entry.request);
     if (status.ok()) status = submissions_.Add(entry);
     if (!status.ok()) return entry.done(status);
     StartThread();
@@ -108,6 +109,15 @@ class RingEngine final : public Engine {
     StartThread();
     std::lock_guard<std::mutex> lock(join_mutex_);
     if (thread_.joinable()) thread_.join();
+  }
+
+  Found Look() override {
+    driver_lock_.Lock();
+    if (!is_concluded_) LookOnce();
+    driver_lock_.Unlock();
+    return is_concluded_ ? Found::kEnd
+           : progressed_ ? Found::kSomething
+                         : Found::kNothing;
   }
 
   void Abort(const absl::Status& reason) override {
@@ -128,11 +138,14 @@ class RingEngine final : public Engine {
   std::vector<std::unique_ptr<Transport>> Polling(
       std::vector<std::unique_ptr<Transport>> channels) {
     for (std::unique_ptr<Transport>& channel : channels) {
-      channel = MakePollingTransport(std::move(channel), [this] {
-        // A worker that waits leaves the negotiation to the driver, and stops
-        // if the engine is aborted.
-        return driver_lock_.IsMine() ? Poll() : failure_.Get();
-      });
+      channel = MakePollingTransport(
+          std::move(channel),
+          [this] {
+            // A worker that waits leaves the negotiation to the driver, and
+            // stops if the engine is aborted.
+            return driver_lock_.IsMine() ? Poll() : failure_.Get();
+          },
+          machine_clock_);
     }
     return channels;
   }
@@ -146,9 +159,9 @@ class RingEngine final : public Engine {
     state_ = state;
   }
 
-  // Starts the engine's thread, unless it runs already.
+  // Starts the engine's thread, unless it runs already or there is none.
   void StartThread() {
-    if (started_) return;
+    if (started_ || !process_set_.has_thread) return;
     std::lock_guard<std::mutex> lock(start_mutex_);
     if (started_) return;
     thread_ = std::thread([this] { Run(); });
@@ -204,17 +217,15 @@ class RingEngine final : public Engine {
     enum class Next { kStep, kAwaitLanes, kAwaitWork, kPause };
     Next next = Next::kStep;
     Backoff backoff;
-    absl::Status status;
     while (true) {
       driver_lock_.Lock();
-      progressed_ = false;
       if (next == Next::kAwaitWork) {
         // Look for a lost rank in each of these rare steps, because the GPU may
         // be waiting for it.
         failure_.Update(process_set_.control->Progress());
       }
-      if (state_ != State::kOver) status = Step();
-      if (!status.ok() || state_ == State::kOver) break;
+      LookOnce();
+      if (is_concluded_) break;
       next = progressed_                                   ? Next::kStep
              : !lanes_.idle()                              ? Next::kAwaitLanes
              : requests_.empty() && !negotiator_.HasNext() ? Next::kAwaitWork
@@ -231,12 +242,20 @@ class RingEngine final : public Engine {
       }
       if (next == Next::kStep || next == Next::kAwaitWork) backoff = Backoff();
     }
-    Enter(State::kOver);
-    Conclude(status);
     driver_lock_.Unlock();
   }
 
-  // The last call of the engine's thread.
+  // One step, or the end.
+  void LookOnce() {
+    progressed_ = false;
+    absl::Status status;
+    if (state_ != State::kOver) status = Step();
+    if (status.ok() && state_ != State::kOver) return;
+    Enter(State::kOver);
+    Conclude(status);
+    is_concluded_ = true;
+  }
+
   void Conclude(absl::Status status) {
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
@@ -443,6 +462,9 @@ class RingEngine final : public Engine {
   const Options options_;
   ProcessSet process_set_;
   const Clock& clock_ = *process_set_.clock;
+  // For what takes milliseconds of this machine's time, or of simulated time.
+  const Clock& machine_clock_ =
+      process_set_.has_thread ? SteadyClock() : clock_;
   const Members members_;
   // A thread that submits does not wait for a network.
   const bool is_one_node_ = Layout::Of(*process_set_.control).nodes == 1;
@@ -462,7 +484,8 @@ class RingEngine final : public Engine {
   State state_ = State::kRunning;   // see Note [How an engine ends]
   Clock::time_point ending_since_;  // when it left kRunning
   Clock::time_point last_work_ = clock_.Now();
-  bool progressed_ = false;
+  bool progressed_ = false;    // in the last look
+  bool is_concluded_ = false;  // after the last look of all
 
   std::thread thread_;  // last: it uses all of the above
 };

@@ -1,7 +1,7 @@
 // The engine takes tensor entries in any order, agrees with all ranks on the
 // entries that are ready everywhere, and runs them.  It has a thread of its
-// own, and one for each lane (lanes.h) if there are several.  The thread that
-// submits a small request may run it.
+// own, unless its process set has none, and one for each lane (lanes.h) if
+// there are several.  The thread that submits a small request may run it.
 //
 // Thread-safe.
 //
@@ -29,6 +29,9 @@
 
 namespace tfring {
 
+// What an engine has found when it looked.
+enum class Found { kNothing, kSomething, kEnd };
+
 class Engine {
  public:
   // Collective: returns when rank 0's options have reached this rank.
@@ -49,9 +52,17 @@ class Engine {
   virtual void Submit(TensorEntry entry) = 0;
 
   // Tells all ranks that this one has finished, fails all entries in flight,
-  // and joins the thread.  The first rank's shutdown ends the engine of every
-  // rank; the others see it as an error of what they submit later.
+  // and joins the thread, if there is one.  The first rank's shutdown ends the
+  // engine of every rank; the others see it as an error of what they submit
+  // later.
   virtual void Shutdown() = 0;
+
+  // Looks once at everything that may have happened, and runs what the ranks
+  // have agreed on; so ranks of a simulated job need no threads.  kEnd after a
+  // Shutdown, or a failure: the engine has done all that it will do, and may be
+  // destroyed.
+  // REQUIRES: the process set has no thread.
+  virtual Found Look() = 0;
 
   // Makes everything fail with `reason`, on all ranks, because the engine of
   // another process set has found a rank lost.  Never blocks.

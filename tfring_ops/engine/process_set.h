@@ -40,6 +40,8 @@ struct ProcessSet {
   IdleWatch* idle_watch = nullptr;
   // Outlives the engine.
   const Clock* clock = &SteadyClock();
+  // False: the engine has no thread, and whoever submits calls Engine::Look.
+  bool has_thread = true;
   // Called on the engine's thread when it ends because a rank is lost; may be
   // empty.  Must not block.
   std::function<void(const absl::Status&)> on_lost;

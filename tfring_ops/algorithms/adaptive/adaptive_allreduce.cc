@@ -23,12 +23,14 @@ std::string Text(const LinkCosts& link) {
 }  // namespace
 
 AdaptiveAllreduce::AdaptiveAllreduce(const RingContext& context,
-                                     const Options& options, CostSource source)
+                                     const Options& options, CostSource source,
+                                     const Clock& clock)
     : context_(context),
       by_plan_(context),
       layout_(Layout::Of(context.transport)),
       plans_(Plans(layout_, options.allreduce)),
       source_(options.deterministic ? CostSource::kTypical : source),
+      clock_(clock),
       verbose_(options.verbose && layout_.ranks() > 1 &&
                context.transport.rank() == 0),
       costs_(Costs::Typical(layout_.ranks_per_node)) {
@@ -118,7 +120,7 @@ absl::Status AllreduceByPlan::Run(const AllreducePlan& plan,
 absl::Status AdaptiveAllreduce::Prepare() {
   if (is_prepared_) return absl::OkStatus();
   if (plans_.size() > 1 && source_ == CostSource::kMeasured) {
-    TFRING_ASSIGN_OR_RETURN(costs_, MeasureCosts(context_));
+    TFRING_ASSIGN_OR_RETURN(costs_, MeasureCosts(context_, clock_));
   }
   if (verbose_) LogInfo(context_.transport.rank(), Description());
   is_prepared_ = true;

@@ -15,6 +15,7 @@
 #include "tfring_ops/algorithms/ring/hierarchical.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 #include "tfring_ops/algorithms/ring/staged_allreduce.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/options.h"
 
 namespace tfring {
@@ -47,9 +48,9 @@ enum class CostSource {
 class AdaptiveAllreduce {
  public:
   // If `options` ask for deterministic results, costs are typical ones.
-  // REQUIRES: `context` outlives this.
+  // REQUIRES: `context` and `clock`, which measures costs, outlive this.
   AdaptiveAllreduce(const RingContext& context, const Options& options,
-                    CostSource source);
+                    CostSource source, const Clock& clock = SteadyClock());
 
   // Returns the costs that all choices are based on.  The first call of this or
   // of Run measures them.  Collective.
@@ -75,6 +76,7 @@ class AdaptiveAllreduce {
   const Layout layout_;
   const std::vector<AllreducePlan> plans_;
   const CostSource source_;
+  const Clock& clock_;
   const bool verbose_;
   bool is_prepared_ = false;
   Costs costs_;

@@ -23,13 +23,14 @@ int64_t SegmentBytes(const Options& options, const Transport& transport,
 ExecutionContext::ExecutionContext(const Options& options, Transport& transport,
                                    const Kernels& kernels,
                                    CostSource cost_source, Memory memory,
-                                   StreamCollectives* collectives)
+                                   StreamCollectives* collectives,
+                                   const Clock& clock)
     : fusion_threshold_bytes_(options.fusion_threshold_bytes),
       scratch_(kernels),
       fusion_buffer_(kernels),
       ring_{transport, kernels, SegmentBytes(options, transport, memory),
             scratch_},
-      allreduce_(ring_, options, cost_source),
+      allreduce_(ring_, options, cost_source, clock),
       collectives_(collectives) {}
 
 bool ExecutionContext::Delegates(const CollectiveRequest& request) const {

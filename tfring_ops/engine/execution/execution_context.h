@@ -16,6 +16,7 @@
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 #include "tfring_ops/algorithms/stream_collectives.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -34,7 +35,8 @@ class ExecutionContext {
   ExecutionContext(const Options& options, Transport& transport,
                    const Kernels& kernels, CostSource cost_source,
                    Memory memory = Memory::kHost,
-                   StreamCollectives* collectives = nullptr);
+                   StreamCollectives* collectives = nullptr,
+                   const Clock& clock = SteadyClock());
   // Collective unless the transport was aborted, because peers may still read
   // this rank's fusion buffer.
   ~ExecutionContext();

@@ -32,13 +32,14 @@ void ExecutionLane::Abort(const absl::Status& reason) {
 Lanes::Lanes(const Options& options,
              decltype(ProcessSet::make_device_lane) make_device_lane,
              std::vector<std::unique_ptr<Transport>> data,
-             const Kernels& host_kernels, const std::function<void()>& on_free)
+             const Kernels& host_kernels, const Clock& clock,
+             const std::function<void()>& on_free)
     : options_(options), make_device_lane_(std::move(make_device_lane)) {
   for (std::unique_ptr<Transport>& transport : data) {
     Lane lane;
     lane.kernels = &host_kernels;
     lane.transport = std::move(transport);
-    host_.emplace_back(options, std::move(lane));
+    host_.emplace_back(options, std::move(lane), clock);
     if (data.size() > 1) {
       host_.back().worker = std::make_unique<Worker>(on_free);
     }

@@ -47,6 +47,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/engine/execution/worker.h"
@@ -66,12 +67,13 @@ absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
 
 // A lane and the worker that runs its tasks.
 struct ExecutionLane {
-  ExecutionLane(const Options& options, Lane lane)
+  ExecutionLane(const Options& options, Lane lane,
+                const Clock& clock = SteadyClock())
       : lane(std::move(lane)),
         context(options, *this->lane.transport, *this->lane.kernels,
                 CostsOf(this->lane),
                 this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
-                this->lane.collectives.get()) {
+                this->lane.collectives.get(), clock) {
     if (this->lane.costs) context.UseCosts(*this->lane.costs);
   }
 
@@ -102,12 +104,13 @@ class Lanes {
  public:
   // Makes a lane of host memory for each of `data`, in that order.  With
   // several, each has a worker, which calls `on_free` on its thread when it has
-  // finished a task.
-  // REQUIRES: `host_kernels` outlives this; `data` is not empty.
+  // finished a task.  Costs of links are measured by `clock`.
+  // REQUIRES: `host_kernels` and `clock` outlive this; `data` is not empty.
   Lanes(const Options& options,
         decltype(ProcessSet::make_device_lane) make_device_lane,
         std::vector<std::unique_ptr<Transport>> data,
-        const Kernels& host_kernels, const std::function<void()>& on_free);
+        const Kernels& host_kernels, const Clock& clock,
+        const std::function<void()>& on_free);
   ~Lanes();
 
   // A process has one GPU: InvalidArgument if `request` is on another one than
