@@ -2,18 +2,19 @@
 
 Note [What is predicted]: the cost model by which tfring chooses algorithms
 (docs/scaling.md) gives the time of each bucket. Backpropagation is taken to
-produce gradients at a steady rate, by bytes, and buckets to be reduced one
-after the other as they become complete. Communication that remains when
-backpropagation ends is exposed.
+produce gradients at a steady rate, by bytes. Buckets are reduced one after the
+other, and a bucket has the gradients that became ready during the one before.
+Communication that remains when backpropagation ends is exposed.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import ctypes
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from tfring._core import native
 from tfring.bench import sizes
@@ -136,7 +137,7 @@ def run(options: argparse.Namespace) -> str:
         f"{sum(tensors) / 1e6:.1f} MB of gradients in {found.buckets} "
         f"bucket{'s' if found.buckets > 1 else ''}",
         f"reduced in {format_seconds(found.seconds)} by "
-        f"{' and '.join(found.plans)}",
+        f"{', '.join(found.plans)}",
     ]
     if seconds:
         hidden = max(0, 1 - found.exposed_seconds / found.seconds)
@@ -165,25 +166,27 @@ def predict(
         reduction: Returns the seconds of an allreduce of some bytes, and the
             name of its algorithm.
     """
-    buckets = list(_buckets(reversed(tensors)))
-    total, ready, end, busy = sum(buckets), 0, 0.0, 0.0
+    waiting = collections.deque(reversed(tensors))
+    total, taken, buckets, end, busy = sum(tensors), 0, 0, 0.0, 0.0
     plans: dict[str, None] = {}
-    for bucket in buckets:
-        ready += bucket
+    while waiting:
+        first = waiting.popleft()
+        begin = max(end, backprop_seconds * (taken + first) / total)
+        ready = total * begin / backprop_seconds if backprop_seconds else total
+        bucket = first
+        while (
+            waiting
+            and taken + bucket + waiting[0] <= ready
+            and bucket + waiting[0] <= _BUCKET_BYTES
+        ):
+            bucket += waiting.popleft()
+        taken += bucket
+        buckets += 1
         seconds, plan = reduction(bucket)
-        end = max(end, backprop_seconds * ready / total) + seconds
+        end = begin + seconds
         busy += seconds
         plans[plan] = None
-    return Prediction(busy, list(plans), len(buckets), end - backprop_seconds)
-
-
-def _buckets(tensors: Iterable[int]) -> list[int]:
-    buckets = [0]
-    for size in tensors:
-        if buckets[-1] and buckets[-1] + size > _BUCKET_BYTES:
-            buckets.append(0)
-        buckets[-1] += size
-    return buckets
+    return Prediction(busy, list(plans), buckets, end - backprop_seconds)
 
 
 def _seconds_and_plan(cluster: Cluster, count_bytes: int) -> tuple[float, str]:
