@@ -227,33 +227,35 @@ def test_peers_name_the_dtypes_that_they_know():
 
 
 def test_predict_counts_what_backpropagation_hides():
-    tensors = [32 << 20] * 5  # of which two fit into a bucket
+    tensors = [32 << 20] * 5  # of which two are fused
     seconds = {64 << 20: 2.0, 32 << 20: 1.0}
 
     def reduction(size):
         return seconds[size], "ring"
 
     alone = predict.predict(tensors, 0, reduction)
-    assert (alone.seconds, alone.buckets, alone.plans) == (5, 3, ["ring"])
+    assert (alone.seconds, alone.reductions, alone.plans) == (5, 3, ["ring"])
     assert alone.exposed_seconds == 5
     # Gradients are ready every 2 s, and each is reduced at once.
     slow = predict.predict(tensors, 10, reduction)
-    assert (slow.buckets, slow.exposed_seconds) == (5, 1)
+    assert (slow.reductions, slow.exposed_seconds) == (5, 1)
     # They are ready every second. Three more are while the first is reduced.
     fast = predict.predict(tensors, 5, lambda size: (3.0, "ring"))
-    assert (fast.buckets, fast.exposed_seconds) == (3, 5)
+    assert (fast.reductions, fast.exposed_seconds) == (3, 5)
 
 
 def test_predict_knows_the_cost_model(capsys):
     arguments = ["--ranks=64", "--per_node=8", "--gbits=100", "--bytes=32m"]
     assert cli.main(["predict", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "64 ranks on 8 nodes, 33.6 MB of gradients in 1 bucket"
+    assert (
+        lines[0] == "64 ranks on 8 nodes, 33.6 MB of gradients in 1 reduction"
+    )
     assert re.fullmatch(r"reduced in [\d.]+ ms by hierarchical 8 x 8", lines[1])
     assert cli.main(["predict", *arguments, "--backprop_ms=40"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    # A gradient of a mebibyte becomes ready every 1.25 ms.
-    assert "33.6 MB of gradients in 32 buckets" in lines[0]
+    # One bucket of a mebibyte, and eight of up to four.
+    assert "33.6 MB of gradients in 9 reductions" in lines[0]
     assert re.search(
         r"beside 40.0 ms of backpropagation: 9\d% hidden", lines[2]
     )

@@ -2,9 +2,10 @@
 
 Note [What is predicted]: the cost model by which tfring chooses algorithms
 (docs/scaling.md) gives the time of each bucket. Backpropagation is taken to
-produce gradients at a steady rate, by bytes. Buckets are reduced one after the
-other, and a bucket has the gradients that became ready during the one before.
-Communication that remains when backpropagation ends is exposed.
+produce gradients at a steady rate, by bytes. They are sent in buckets as in
+tfring/_gradients/buckets.py, and reduced one after the other; buckets that
+became ready meanwhile are fused. Communication that remains when
+backpropagation ends is exposed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tfring.bench import sizes
 from tfring.bench.statistics import format_seconds
 
 # The engine's default, TFRING_FUSION_THRESHOLD.
-_BUCKET_BYTES = 64 << 20
+_FUSED_BYTES = 64 << 20
+# As in tfring/_gradients/buckets.py, which takes tensors.
+_FIRST_BYTES, _PART_BYTES, _PARTS = 1 << 20, 4 << 20, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +67,14 @@ class Prediction:
     Attributes:
         seconds: The time of all reductions, one after the other.
         plans: The names of the algorithms, without repetition.
-        buckets: The number of reductions.
+        reductions: Their number.
         exposed_seconds: The time of communication that remains when
             backpropagation ends.
     """
 
     seconds: float
     plans: list[str]
-    buckets: int
+    reductions: int
     exposed_seconds: float
 
 
@@ -134,8 +137,8 @@ def run(options: argparse.Namespace) -> str:
     )
     lines = [
         f"{cluster.ranks} ranks on {cluster.nodes} nodes, "
-        f"{sum(tensors) / 1e6:.1f} MB of gradients in {found.buckets} "
-        f"bucket{'s' if found.buckets > 1 else ''}",
+        f"{sum(tensors) / 1e6:.1f} MB of gradients in {found.reductions} "
+        f"reduction{'s' if found.reductions > 1 else ''}",
         f"reduced in {format_seconds(found.seconds)} by "
         f"{', '.join(found.plans)}",
     ]
@@ -166,27 +169,37 @@ def predict(
         reduction: Returns the seconds of an allreduce of some bytes, and the
             name of its algorithm.
     """
-    waiting = collections.deque(reversed(tensors))
-    total, taken, buckets, end, busy = sum(tensors), 0, 0, 0.0, 0.0
+    waiting = collections.deque(_buckets(tensors))
+    total, taken, reductions, end, busy = sum(tensors), 0, 0, 0.0, 0.0
     plans: dict[str, None] = {}
     while waiting:
-        first = waiting.popleft()
-        begin = max(end, backprop_seconds * (taken + first) / total)
+        fused = waiting.popleft()
+        begin = max(end, backprop_seconds * (taken + fused) / total)
         ready = total * begin / backprop_seconds if backprop_seconds else total
-        bucket = first
         while (
             waiting
-            and taken + bucket + waiting[0] <= ready
-            and bucket + waiting[0] <= _BUCKET_BYTES
+            and taken + fused + waiting[0] <= ready
+            and fused + waiting[0] <= _FUSED_BYTES
         ):
-            bucket += waiting.popleft()
-        taken += bucket
-        buckets += 1
-        seconds, plan = reduction(bucket)
+            fused += waiting.popleft()
+        taken += fused
+        reductions += 1
+        seconds, plan = reduction(fused)
         end = begin + seconds
         busy += seconds
         plans[plan] = None
-    return Prediction(busy, list(plans), buckets, end - backprop_seconds)
+    return Prediction(busy, list(plans), reductions, end - backprop_seconds)
+
+
+def _buckets(tensors: Sequence[int]) -> list[int]:
+    part = min(_FUSED_BYTES, max(_PART_BYTES, sum(tensors) // _PARTS))
+    buckets = [0]
+    for size in reversed(tensors):
+        limit = _FIRST_BYTES if len(buckets) == 1 else part
+        if buckets[-1] and buckets[-1] + size > limit:
+            buckets.append(0)
+        buckets[-1] += size
+    return buckets
 
 
 def _seconds_and_plan(cluster: Cluster, count_bytes: int) -> tuple[float, str]:
