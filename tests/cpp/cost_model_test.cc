@@ -111,9 +111,10 @@ TEST(CostModelTest, TheAxesOfAGridWorkOnDifferentBlocks) {
 
 TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {
   EXPECT_DOUBLE_EQ(Predict(kDoubling, {1, 8}, 8), 3 * (1 + 8 * 0.5 + 8 * 0.25));
-  // The first round is within a node.
+  // The first round is within a node.  In the second one the link carries the
+  // messages of both ranks, and one is reduced meanwhile.
   EXPECT_DOUBLE_EQ(Predict(kDoubling, {2, 2}, 8),
-                   (1 + 8 * 0.5) + (10 + 8 * 4) + 2 * 8 * 0.25);
+                   (1 + 8 * 0.5 + 8 * 0.25) + 8 * 4);
   // A surplus rank gives, and gets.
   EXPECT_DOUBLE_EQ(Predict(kDoubling, {1, 3}, 8),
                    3 * (1 + 8 * 0.5) + 2 * 8 * 0.25);

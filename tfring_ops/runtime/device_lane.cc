@@ -82,11 +82,7 @@ absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
                             ExchangeOne(host, own));
     return *std::max_element(values.begin(), values.end());
   };
-  TFRING_ASSIGN_OR_RETURN(
-      const Costs own, MeasureOwnCosts(ring, kMeasuredBytes, await, largest));
-  TFRING_ASSIGN_OR_RETURN(const std::vector<Costs> costs,
-                          ExchangeOne(host, own));
-  return Slowest(costs);
+  return MeasureCosts(ring, kMeasuredBytes, await, largest);
 }
 
 }  // namespace

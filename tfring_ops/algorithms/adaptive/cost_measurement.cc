@@ -21,8 +21,8 @@ namespace tfring {
 namespace {
 
 constexpr int kRepetitions = 3;
-// The number of messages that measure a latency.  A single rank may find its
-// message there already, but not all ranks can.
+// The least number of messages that measure a latency.  A single rank may find
+// its message there already, but not all ranks can.
 constexpr int kMessages = 10;
 constexpr int64_t kMessageBytes = 8;
 // Bytes that a node sends over its link to measure the bandwidth of the host's.
@@ -59,11 +59,12 @@ struct Means {
   const Clock& clock;
 };
 
-// Measures this rank's link to the next by messages of `first_bytes` to
-// `last_bytes`: see Note [Slow links].
+// Measures the slowest link of a ring by messages of `first_bytes` to
+// `last_bytes`: see Note [Slow links].  Every `period`th link of the ring leads
+// out of a node, so a rank's steps take turns to be short and long.
 absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
-                                      const Means& means, int64_t first_bytes,
-                                      int64_t last_bytes) {
+                                      const Means& means, int period,
+                                      int64_t first_bytes, int64_t last_bytes) {
   const RingOrder& order = ring.order;
   if (order.size() == 1) return LinkCosts();
   const auto steps = [&](int count, int64_t bytes) -> absl::Status {
@@ -77,47 +78,52 @@ absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
   // Wait until all ranks are here.
   TFRING_RETURN_IF_ERROR(steps(order.size(), kMessageBytes));
   LinkCosts costs;
+  const int count = (kMessages + period - 1) / period * period;
   TFRING_ASSIGN_OR_RETURN(const double messages, LeastSeconds(means.clock, [&] {
-                            return steps(kMessages, kMessageBytes);
+                            return steps(count, kMessageBytes);
                           }));
-  costs.latency_seconds = messages / kMessages;
+  TFRING_ASSIGN_OR_RETURN(costs.latency_seconds,
+                          means.largest(messages / count));
   int64_t bytes = std::min(first_bytes, last_bytes);
   // The first transfer is not counted.  It is faster than the rest where a link
   // lets bursts through, and slower where a connection has to find its pace.
   TFRING_RETURN_IF_ERROR(steps(1, bytes));
+  // A link that several ranks share hides the latency of all but the first
+  // message.  So the bytes' time is by how much a larger transfer is slower.
+  double seconds_before = costs.latency_seconds;
+  int64_t bytes_before = 0;
   while (true) {
-    TFRING_ASSIGN_OR_RETURN(
-        const double transfer,
-        LeastSeconds(means.clock, [&] { return steps(1, bytes); }));
-    const double in_motion = std::max(0.0, transfer - costs.latency_seconds);
-    costs.seconds_per_byte = in_motion / bytes;
-    if (bytes == last_bytes) return costs;
-    const bool is_long =
-        in_motion >= std::max(kLongSeconds, costs.latency_seconds / 2);
-    TFRING_ASSIGN_OR_RETURN(const double any_is_long,
-                            means.largest(is_long ? 1 : 0));
-    if (any_is_long > 0) return costs;
+    TFRING_ASSIGN_OR_RETURN(const double own, LeastSeconds(means.clock, [&] {
+                              return steps(1, bytes);
+                            }));
+    TFRING_ASSIGN_OR_RETURN(const double transfer, means.largest(own));
+    costs.seconds_per_byte =
+        std::max(0.0, transfer - seconds_before) / (bytes - bytes_before);
+    if (bytes == last_bytes ||
+        transfer - costs.latency_seconds >=
+            std::max(kLongSeconds, costs.latency_seconds / 2)) {
+      return costs;
+    }
+    seconds_before = transfer;
+    bytes_before = bytes;
     bytes = std::min(kGrowth * bytes, last_bytes);
   }
 }
 
-// Returns, for each number in T, the largest of all ranks' values.  T consists
-// of doubles.
-template <typename T>
-absl::StatusOr<T> Largest(const RingContext& context, const T& own) {
-  static_assert(sizeof(T) % sizeof(double) == 0);
-  auto numbers = std::make_unique<T>(own);
+// Returns the largest of all ranks' numbers.
+absl::StatusOr<double> Largest(const RingContext& context, double own) {
+  auto number = std::make_unique<double>(own);
   RingBuffers buffers;
-  buffers.input = buffers.output = numbers.get();
+  buffers.input = buffers.output = number.get();
   buffers.dtype = DataType::kFloat64;
-  buffers.count = static_cast<int64_t>(sizeof(T)) / SizeInBytes(buffers.dtype);
+  buffers.count = 1;
   buffers.op = ReduceOp::kMax;
   if (absl::Status status = RecursiveDoublingAllreduce(context, buffers);
       !status.ok()) {
-    KeepForever(std::move(numbers));  // Messages may still use them.
+    KeepForever(std::move(number));  // Messages may still use it.
     return status;
   }
-  return *numbers;
+  return *number;
 }
 
 // Measures with messages in `workspace`.
@@ -141,20 +147,22 @@ absl::StatusOr<Costs> Measure(
   Costs costs;
   costs.segment_bytes = context.segment_bytes;
   if (layout.nodes == 1) {
-    TFRING_ASSIGN_OR_RETURN(costs.within,
-                            MeasureLink(context, means, bytes, bytes));
+    TFRING_ASSIGN_OR_RETURN(
+        costs.within, MeasureLink(context, means, /*period=*/1, bytes, bytes));
   } else {
     const RingGrid grid(context, {layout.ranks_per_node, layout.nodes});
-    TFRING_ASSIGN_OR_RETURN(costs.within,
-                            MeasureLink(*grid.rings()[0], means, bytes, bytes));
     TFRING_ASSIGN_OR_RETURN(
-        costs.across, MeasureLink(context, means, kFirstTransferBytes, bytes));
+        costs.within,
+        MeasureLink(*grid.rings()[0], means, /*period=*/1, bytes, bytes));
+    TFRING_ASSIGN_OR_RETURN(costs.across,
+                            MeasureLink(context, means, layout.ranks_per_node,
+                                        kFirstTransferBytes, bytes));
     costs.shared_across = costs.across;
     if (layout.ranks_per_node > 1) {
       const int64_t share = std::max<int64_t>(1, bytes / layout.ranks_per_node);
-      TFRING_ASSIGN_OR_RETURN(
-          costs.shared_across,
-          MeasureLink(*grid.rings()[1], means, kFirstTransferBytes, share));
+      TFRING_ASSIGN_OR_RETURN(costs.shared_across,
+                              MeasureLink(*grid.rings()[1], means, /*period=*/1,
+                                          kFirstTransferBytes, share));
     }
   }
   const auto count = static_cast<int64_t>(transfer_bytes / sizeof(float));
@@ -164,7 +172,8 @@ absl::StatusOr<Costs> Measure(
                             const absl::Status status = kernels.Synchronize();
                             return status.ok() ? await() : status;
                           }));
-  costs.reduce_seconds_per_byte = reduction / transfer_bytes;
+  TFRING_ASSIGN_OR_RETURN(const double slowest, largest(reduction));
+  costs.reduce_seconds_per_byte = slowest / transfer_bytes;
   return costs;
 }
 
@@ -173,15 +182,12 @@ absl::StatusOr<Costs> Measure(
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
                                    const Clock& clock) {
   const CountedAs control(context.transport, kControlMessages);
-  TFRING_ASSIGN_OR_RETURN(
-      const Costs own,
-      MeasureOwnCosts(
-          context, kTransferBytes, [] { return absl::OkStatus(); },
-          [&](double value) { return Largest(context, value); }, clock));
-  return Largest(context, own);
+  return MeasureCosts(
+      context, kTransferBytes, [] { return absl::OkStatus(); },
+      [&](double own) { return Largest(context, own); }, clock);
 }
 
-absl::StatusOr<Costs> MeasureOwnCosts(
+absl::StatusOr<Costs> MeasureCosts(
     const RingContext& context, int64_t transfer_bytes,
     const std::function<absl::Status()>& await,
     const std::function<absl::StatusOr<double>(double)>& largest,
@@ -191,24 +197,6 @@ absl::StatusOr<Costs> MeasureOwnCosts(
       Measure(context, transfer_bytes, await, largest, clock, workspace);
   if (!costs.ok()) workspace.Keep();  // Messages may still use it.
   return costs;
-}
-
-Costs Slowest(absl::Span<const Costs> of_ranks) {
-  const auto of_links = [](LinkCosts& slowest, const LinkCosts& link) {
-    slowest.latency_seconds =
-        std::max(slowest.latency_seconds, link.latency_seconds);
-    slowest.seconds_per_byte =
-        std::max(slowest.seconds_per_byte, link.seconds_per_byte);
-  };
-  Costs slowest = of_ranks.front();
-  for (const Costs& costs : of_ranks) {
-    of_links(slowest.within, costs.within);
-    of_links(slowest.across, costs.across);
-    of_links(slowest.shared_across, costs.shared_across);
-    slowest.reduce_seconds_per_byte = std::max(slowest.reduce_seconds_per_byte,
-                                               costs.reduce_seconds_per_byte);
-  }
-  return slowest;
 }
 
 }  // namespace tfring

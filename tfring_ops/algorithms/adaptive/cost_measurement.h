@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 #include "tfring_ops/base/clock.h"
@@ -21,26 +20,20 @@ namespace tfring {
 // several.  The ranks agree on each step, as their messages have one size.
 
 // Measures for some milliseconds, or some tens of them over a link of 1 Gbit/s.
-// Every rank gets the slowest rank's costs.  The messages are counted as
+// Every rank gets the costs of the slowest one.  The messages are counted as
 // control messages.  Collective, and for the host alone.
-//
-// Collective; on the host only.
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
                                    const Clock& clock = SteadyClock());
 
-// Measures the costs of this rank alone, on a device, too.  Messages and
-// operands have up to `transfer_bytes`; await() returns when the transport and
-// the kernels have completed all their work; largest() returns the largest of
-// the values that the ranks give it.  Collective.
-absl::StatusOr<Costs> MeasureOwnCosts(
+// The same on a device, too.  Messages and operands have up to
+// `transfer_bytes`; await() returns when the transport and the kernels have
+// completed all their work; largest() returns the largest of the numbers that
+// the ranks give it.  Collective.
+absl::StatusOr<Costs> MeasureCosts(
     const RingContext& context, int64_t transfer_bytes,
     const std::function<absl::Status()>& await,
     const std::function<absl::StatusOr<double>(double)>& largest,
     const Clock& clock = SteadyClock());
-
-// Returns the largest of each cost.
-// REQUIRES: `of_ranks` is not empty.
-Costs Slowest(absl::Span<const Costs> of_ranks);
 
 }  // namespace tfring
 

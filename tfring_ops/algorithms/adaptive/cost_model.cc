@@ -62,7 +62,7 @@ std::vector<std::vector<int>> Shapes(const Layout& layout) {
   return shapes;
 }
 
-// The links of a ring.
+// The links that the ranks' messages take side by side.
 struct Path {
   double latency_seconds;
   // Of the link that is busy for longest, and of a message on the way.
@@ -149,17 +149,22 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   const int64_t blocks = std::max<int64_t>(
       1, (bytes + kDoublingBlockBytes - 1) / kDoublingBlockBytes);
   const double block_bytes = static_cast<double>(bytes) / blocks;
-  const double reduce = block_bytes * costs.reduce_seconds_per_byte;
-  const LinkCosts& far = layout.nodes > 1 ? costs.shared_across : costs.within;
-  const auto message = [&](const LinkCosts& link) {
-    return link.latency_seconds + block_bytes * link.seconds_per_byte;
+  const Path near = Within(layout, costs);
+  const Path far = layout.nodes > 1 ? Across(costs) : near;
+  // While a link carries the blocks of all ranks of a node, the first of them
+  // reduce theirs.
+  const auto message = [&](const Path& path, double reduction) {
+    return std::max(block_bytes * path.seconds_per_byte,
+                    path.latency_seconds +
+                        block_bytes * path.own_seconds_per_byte + reduction);
   };
+  const double reduction = block_bytes * costs.reduce_seconds_per_byte;
   double seconds = 0;
   for (int distance = 1; distance < doublers; distance *= 2) {
-    const bool near = nodes_are_whole && distance < layout.ranks_per_node;
-    seconds += reduce + message(near ? costs.within : far);
+    const bool is_near = nodes_are_whole && distance < layout.ranks_per_node;
+    seconds += message(is_near ? near : far, reduction);
   }
-  if (doublers < n) seconds += reduce + 2 * message(far);
+  if (doublers < n) seconds += message(far, reduction) + message(far, 0);
   return blocks * seconds;
 }
 

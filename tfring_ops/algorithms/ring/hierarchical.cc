@@ -18,8 +18,10 @@ namespace {
 // both busy, a buffer is cut into blocks.  While the other axes reduce a block,
 // the first one gathers the block before and scatters the block behind it. Both
 // are lists of primitives that take turns: the list goes on that has moved the
-// smaller part of its elements.  On the first axis a primitive moves a part of
-// a chunk, so that the turns are short.
+// smaller part of its elements.  A primitive that only sends follows the one
+// before it at once, so that something is on the wire in the other list's turn.
+// On the first axis a primitive moves a part of a chunk, so that the turns are
+// short.
 //
 // All ranks have the same order of primitives, and one waits for those before
 // it alone.  So no rank waits for ever.
@@ -57,9 +59,13 @@ absl::Status RunInTurns(const Moves& some, const Moves& others) {
     const bool is_some =
         j == others.end() || (i != some.end() && some_done * all_of_others <=
                                                      others_done * all_of_some);
-    const Move& move = is_some ? *i++ : *j++;
-    (is_some ? some_done : others_done) += static_cast<double>(move.weight);
-    TFRING_RETURN_IF_ERROR((move.primitives->*move.run)(move.chunk));
+    auto& next = is_some ? i : j;
+    const auto end = is_some ? some.end() : others.end();
+    do {
+      const Move& move = *next++;
+      (is_some ? some_done : others_done) += static_cast<double>(move.weight);
+      TFRING_RETURN_IF_ERROR((move.primitives->*move.run)(move.chunk));
+    } while (next != end && next->run == &Primitives::Send);
   }
   return absl::OkStatus();
 }
