@@ -301,31 +301,90 @@ def test_ranks_of_a_process_set(sets, rank, size):
     )
 
 
-@pytest.mark.usefixtures("several_ranks")
-def test_xla_copies_no_large_variable():
-    """XLA reduces gradients and gathers weights in place.
-
-    No loop over a share divides by the length of a row.
-    """
+def step_of_buckets(jit_compile):
+    """Returns a traced step of four large variables, each in its bucket."""
     shape = (301, 333)
-    weights = [tf.Variable(tf.ones(s)) for s in [shape, shape[::-1]]]
+    weights = [tf.Variable(tf.ones(s)) for s in [shape, shape[::-1]] * 2]
     optimizer = tfring.DistributedOptimizer(
-        keras.optimizers.Adam(), shard_states=True
+        keras.optimizers.Adam(), shard_states=True, groups=4
     )
     optimizer.build(weights)
     x = tf.ones([5, shape[0]])
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=jit_compile)
     def step():
         with tf.GradientTape() as tape:
-            hidden = tf.nn.relu(x @ weights[0])
-            loss = tf.reduce_sum(tf.square(hidden @ weights[1]))
+            value = x
+            for weight in weights:
+                value = tf.nn.relu(value @ weight)
+            loss = tf.reduce_sum(tf.square(value))
         optimizer.apply(tape.gradient(loss, weights), weights)
 
+    return step
+
+
+def most_in_flight(starts):
+    """Returns how many starts (True) have no done (False) yet, at most."""
+    return max(np.cumsum([1 if start else -1 for start in starts]))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_two_buckets_are_whole_at_a_time():
+    """A share is copied, and new weights assigned, before a later start."""
+    step = step_of_buckets(jit_compile=False)
+    operations = step.get_concrete_function().graph.get_operations()
+    starts = [
+        o for o in operations if re.match("Tfring(Scatter|Gather)", o.type)
+    ]
+    assert [o.type for o in starts] == [
+        *["TfringScatterInPlaceStart"] * 4,
+        *["TfringGatherSharesStart"] * 4,
+    ]
+    collectives = [
+        o for o in operations if o in starts or o.type == "TfringDone"
+    ]
+    assert most_in_flight([o in starts for o in collectives]) == 2
+
+    def all_before(operation):
+        found, rest = set(), [operation]
+        while rest:
+            one = rest.pop()
+            if one.name not in found:
+                found.add(one.name)
+                rest += [*(t.op for t in one.inputs), *one.control_inputs]
+        return found
+
+    def count_before(start, kind):
+        before = all_before(start)
+        return sum(o.type == kind and o.name in before for o in operations)
+
+    # The edges are those by which TensorFlow runs it.
+    assert [count_before(s, "DeepCopy") for s in starts[:4]] == [0, 0, 1, 2]
+    weights = [s.inputs[0].op.name for s in starts[4:]]
+    assert len(set(weights)) == 4
+    assigned = [count_before(s, "AssignVariableOp") for s in starts[4:]]
+    assert np.diff(assigned[1:]).tolist() == [1, 1]
+    # Nothing but the copy of a share holds a reduced gradient.
+    dones = [o for o in operations if o.type == "TfringDone"]
+    for done in dones[:4]:
+        [flat] = done.outputs[0].consumers()
+        [part] = flat.outputs[0].consumers()
+        assert {o.type for o in part.outputs[0].consumers()} == {"DeepCopy"}
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_xla_copies_no_large_variable():
+    """XLA reduces gradients and gathers weights in place, two at a time.
+
+    No loop over a share divides by the length of a row.
+    """
+    step = step_of_buckets(jit_compile=True)
     program = step.experimental_get_compiler_ir()(stage="optimized_hlo")
-    made = re.findall(
-        r" = f32\[(\S+)\]\S* ([\w-]+)\(", program[program.index("ENTRY") :]
-    )
+    entry = program[program.index("ENTRY") :]
+    calls = re.findall(r'custom_call_target="tfring_(start|done)"', entry)
+    assert len(calls) == 16
+    assert most_in_flight([call == "start" for call in calls]) == 2
+    made = re.findall(r" = f32\[(\S+)\]\S* ([\w-]+)\(", entry)
     whole = {"301,333", "333,301"}
     assert str(301 * 333) not in program
     assert {operation for dims, operation in made if dims in whole} <= {

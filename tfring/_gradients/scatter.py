@@ -2,15 +2,25 @@
 
 Communication overlaps with backpropagation as in tfring/_gradients/reducer.py,
 which reduces whole gradients. See Note [Shares] in shares.py.
+
+Note [Two buckets in flight]: a rank keeps its shares of the gradients alone
+(ZeRO-2). The start of a bucket waits until the bucket before the last one has
+been reduced, and this rank's share of it copied, so the whole gradients of at
+most two buckets are in flight. Backpropagation waits for starts (see
+overlap.py), so it computes at most the gradients of one bucket meanwhile. With
+two buckets in flight the next one is ready when one has been sent. New weights
+are gathered and assigned in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfring._gradients.local_variables import inner_variable
 from tfring._gradients.overlap import Backpropagation
 from tfring._gradients.reducer import count_call, made_dense
 from tfring._gradients.request_names import request_names_of
@@ -20,8 +30,11 @@ from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_reduction
 from tfring._ops.compression import split_engine_cast
 from tfring._ops.devices import on_device
-from tfring._ops.ordering import Started
+from tfring._ops.ordering import Started, traced_for_xla
 from tfring._ops.reductions import ReduceOp
+
+# See Note [Two buckets in flight]. A chain allows no fewer.
+_IN_FLIGHT = 2
 
 
 def scatter_gradients(
@@ -53,14 +66,15 @@ def scatter_gradients(
         return [
             (layout.shares[i], layout.shares[i].of(dense[i])) for i in order
         ]
-    started = _start_scatters(dense, order, layout)
-    backpropagation.wait_for([start for _, start in started])
     parts = {}
-    for bucket, start in started:
+    starts = []
+    for bucket, start in _scatters(dense, order, layout):
+        starts.append(start)
         with on_device(layout.options.device_dense):
             own = bucket.own(chains.finish(start))
             for i, part in own.items():
                 parts[i] = tf.cast(part, bucket.dtype)
+    backpropagation.wait_for(starts)
     return [
         # An empty variable and a sharded parameter are in no bucket.
         (
@@ -87,9 +101,9 @@ def _made_dense(
     return dense
 
 
-def _start_scatters(
+def _scatters(
     dense: Sequence[Any], order: Sequence[int], layout: Layout
-) -> list[tuple[Bucket, Started]]:
+) -> Iterator[tuple[Bucket, Started]]:
     """Starts the buckets; the one whose last gradient is ready first leads."""
     options = layout.options
     ready = {i: position for position, i in enumerate(order)}
@@ -98,88 +112,105 @@ def _start_scatters(
         key=lambda b: max(ready.get(i, -1) for i in b.indices),
     )
     _, wire_dtype = split_engine_cast(options.compression, options.op)
-    names = request_names_of(len(buckets), options.process_set)
-    started: list[tuple[Bucket, Started]] = []
-    previous: Started | None = None
-    for bucket, name in zip(buckets, names, strict=True):
-        with on_device(options.device_dense):
-            rows = [
+
+    def start(bucket: Bucket, **common: Any) -> Started:
+        return chains.start_scatter_in_place(
+            [
                 tf.cast(each, wire_dtype(each.dtype))
                 for each in bucket.pack(dense)
-            ]
-            previous = chains.start_scatter_in_place(
-                rows,
-                request_name=name,
-                tensor_names=_names_in_errors(bucket, rows, layout),
-                previous=previous,
-                op=options.op,
-                prescale_factor=1 / options.predivide_factor,
-                postscale_factor=options.predivide_factor,
-                last=bucket is buckets[-1],
-                process_set=options.process_set,
-            )
-        started.append((bucket, previous))
-    return started
+            ],
+            op=options.op,
+            prescale_factor=1 / options.predivide_factor,
+            postscale_factor=options.predivide_factor,
+            **common,
+        )
+
+    return _in_windows(start, buckets, "gradients", layout)
 
 
 def gather_shares(
     values: Sequence[tuple[Share, tf.Tensor]], layout: Layout
-) -> list[tuple[int, tf.Tensor]]:
-    """Gathers whole variables from the ranks' shares.
+) -> None:
+    """Gathers whole variables from the ranks' shares, and assigns them.
+
+    The variables have the same bits on all ranks.
 
     Collective: every rank of the layout must call it, for the same shares.
 
     Args:
         values: Pairs of a share and this rank's value of it.
         layout: Assigns the shares to the ranks.
-
-    Returns:
-        Pairs of a variable's number and its new value, which has the same bits
-        on all ranks.
     """
     options = layout.options
     updated = {share.index: value for share, value in values}
     if layout.size == 1:
-        return [
-            (i, tf.reshape(part, tuple(layout.variables[i].shape)))
-            for i, part in updated.items()
-        ]
+        for i, part in updated.items():
+            variable = layout.variables[i]
+            variable.assign(tf.reshape(part, tuple(variable.shape)))
+        return
+    assigned: list[tf.Tensor] = []
+
+    def start(bucket: Bucket, **common: Any) -> Started:
+        parts = {
+            i: updated[i]
+            if i in updated
+            else layout.shares[i].of(layout.variables[i])
+            for i in bucket.indices
+        }
+        own = bucket.pack_own(parts)
+        if traced_for_xla():
+            wholes = bucket.write_own(own, layout.variables)
+            return chains.start_gather_in_place(wholes, **common)
+        shapes, begins = zip(*bucket.wholes(), strict=True)
+        with tf.control_dependencies(assigned):
+            return chains.start_gather_shares(
+                own, shapes=shapes, begins=begins, **common
+            )
+
     buckets = [
         b for b in layout.buckets if any(i in updated for i in b.indices)
     ]
-    names = request_names_of(len(buckets), options.process_set, "weights")
-    started: list[tuple[Bucket, Started]] = []
-    previous: Started | None = None
-    for bucket, name in zip(buckets, names, strict=True):
+    for bucket, started in _in_windows(start, buckets, "weights", layout):
         with on_device(options.device_dense):
-            parts = {
-                i: updated[i]
-                if i in updated
-                else layout.shares[i].of(layout.variables[i])
-                for i in bucket.indices
-            }
-            rows = bucket.pack_own(parts, layout.variables)
-            previous = chains.start_gather_in_place(
-                rows,
-                request_name=name,
-                tensor_names=_names_in_errors(bucket, rows, layout),
+            whole = bucket.whole(chains.finish(started))
+        assigned.clear()
+        for variable, value in (
+            (layout.variables[i], whole[i]) for i in whole if i in updated
+        ):
+            variable.assign(value)
+            # To wait for a read is to wait for the assignment before it.
+            assigned.append(inner_variable(variable).read_value())
+
+
+def _in_windows(
+    start: Callable[..., Started],
+    buckets: Sequence[Bucket],
+    name: str,
+    layout: Layout,
+) -> Iterator[tuple[Bucket, Started]]:
+    """Starts buckets, and yields each to be finished before a later start.
+
+    See Note [Two buckets in flight].
+    """
+    options = layout.options
+    names = request_names_of(len(buckets), options.process_set, name)
+    in_flight: deque[tuple[Bucket, Started]] = deque()
+    previous: Started | None = None
+    for bucket, request_name in zip(buckets, names, strict=True):
+        with on_device(options.device_dense):
+            previous = start(
+                bucket,
+                request_name=request_name,
+                tensor_names=[layout.names[bucket.indices[0]]]
+                * len(bucket.wholes()),
                 previous=previous,
                 last=bucket is buckets[-1],
                 process_set=options.process_set,
             )
-        started.append((bucket, previous))
-    result: list[tuple[int, tf.Tensor]] = []
-    for bucket, start in started:
-        with on_device(options.device_dense):
-            whole = bucket.whole(chains.finish(start))
-            result.extend((i, whole[i]) for i in whole if i in updated)
-    return result
-
-
-def _names_in_errors(
-    bucket: Bucket, tensors: Sized, layout: Layout
-) -> list[str]:
-    return [layout.names[bucket.indices[0]]] * len(tensors)
+        in_flight.append((bucket, previous))
+        if len(in_flight) == _IN_FLIGHT:
+            yield in_flight.popleft()
+    yield from in_flight
 
 
 def summed(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:

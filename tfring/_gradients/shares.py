@@ -1,7 +1,7 @@
 """Shares: which rank has which elements of the variables.
 
 Note [Shares]: each rank updates a part of each large variable, and some small
-variables as a whole (ZeRO-1: Rajbhandari et al.,
+variables as a whole (ZeRO-2: Rajbhandari et al.,
 https://arxiv.org/abs/1910.02054). A part begins at a multiple of 16 elements,
 and the last part ends where its variable ends. A CPU kernel uses vector
 instructions and, for the elements left over at the end, other instructions.
@@ -32,7 +32,11 @@ from tfring._core import native
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
 from tfring._gradients.reducer import buckets_of, name_of
-from tfring._memory.parameters import ParameterShare, parameter_share
+from tfring._memory.parameters import (
+    ParameterShare,
+    copied_range,
+    parameter_share,
+)
 from tfring._memory.sharding_ranks import ShardingRanks
 from tfring._ops.ordering import traced_for_xla
 
@@ -216,6 +220,7 @@ class Bucket:
         self._whole_count = _aligned(
             max(sum(cuts[i].count for i in of_rank) for of_rank in self._whole)
         )
+        self._row_count = self._shared_count + self._whole_count
 
     def pack(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
         """Packs tensors to send, one for each variable; None means zeros."""
@@ -240,12 +245,18 @@ class Bucket:
         return result
 
     def own(self, packed: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns this rank's parts of the variables from received tensors."""
+        """Returns this rank's parts of the variables from received tensors.
+
+        They are copies; see Note [Memory of slices] in parameters.py.
+        """
         result = {}
         for i, tensor in zip(self._large, packed, strict=False):
-            result[i] = _part(tensor, *self._cuts[i].range_of(self._rank))
+            result[i] = copied_range(
+                tensor, *self._cuts[i].range_of(self._rank)
+            )
         if len(packed) > len(self._large):
-            row = packed[-1][self._rank]
+            begin = self._rank * self._row_count
+            row = copied_range(packed[-1], begin, begin + self._row_count)
             for i, place in self._places(self._rank):
                 begin, end = self._cuts[i].range_of(self._rank)
                 result[i] = row[place : place + end - begin]
@@ -254,25 +265,49 @@ class Bucket:
             result.setdefault(i, tf.zeros([0], self.dtype))
         return result
 
-    def pack_own(
-        self, parts: Mapping[int, tf.Tensor], variables: Sequence[Any]
-    ) -> list[tf.Tensor]:
-        """Packs this rank's parts of the variables to send them.
+    def pack_own(self, parts: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
+        """Packs this rank's parts of the variables to send them, flat."""
+        result = [parts[i] for i in self._large]
+        if self._row_count > 0:
+            packed = [
+                _padded(parts[i], self._cuts[i].part) for i in self._shared_out
+            ]
+            packed.append(self._whole_row(parts, self._rank))
+            result.append(tf.concat(packed, 0))
+        return result
 
-        Only this rank's shares of the packed tensors are defined.
+    def wholes(self) -> list[tuple[tuple[int, ...], int]]:
+        """Returns the shapes of the tensors that are sent.
+
+        Each comes with the index of the first element that this rank has.
         """
         result = [
-            self._in_place(parts[i], i, variables[i]) for i in self._large
+            (self._cuts[i].shape, self._cuts[i].range_of(self._rank)[0])
+            for i in self._large
         ]
-        packed = [
-            _padded(parts[i], self._cuts[i].part) for i in self._shared_out
-        ]
-        packed.append(self._whole_row(parts, self._rank))
-        if self._shared_count + self._whole_count > 0:
-            row = tf.concat(packed, 0)
-            before, behind = self._rank, self._size - self._rank - 1
-            result.append(tf.pad(row[tf.newaxis], [[before, behind], [0, 0]]))
+        if self._row_count > 0:
+            shape = self._size, self._row_count
+            result.append((shape, self._rank * self._row_count))
         return result
+
+    def write_own(
+        self, own: Sequence[tf.Tensor], variables: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        """Returns whole tensors with this rank's packed parts, under XLA.
+
+        XLA writes a part into the variable's own memory.
+        """
+        wholes = [tf.convert_to_tensor(variables[i]) for i in self._large]
+        if self._row_count > 0:
+            wholes.append(tf.zeros([self._size, self._row_count], self.dtype))
+        return [
+            native.ops().tfring_write_share(
+                whole=whole, share=part, begin=begin
+            )
+            for whole, part, (_, begin) in zip(
+                wholes, own, self.wholes(), strict=True
+            )
+        ]
 
     def whole(self, packed: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns the whole variables from received tensors."""
@@ -309,19 +344,6 @@ class Bucket:
             0,
         )
         return _padded(row, self._whole_count)
-
-    def _in_place(self, part: tf.Tensor, i: int, variable: Any) -> tf.Tensor:
-        """Returns a tensor of a variable's shape, with this rank's part."""
-        cut = self._cuts[i]
-        begin, end = cut.range_of(self._rank)
-        # XLA writes the share into the variable's own memory.
-        if traced_for_xla():
-            return native.ops().tfring_write_share(
-                whole=tf.convert_to_tensor(variable), share=part, begin=begin
-            )
-        # A new tensor is faster than a copy of the variable.
-        flat = tf.pad(part, [[begin, cut.count - end]])
-        return tf.reshape(flat, cut.shape)
 
 
 class Layout:

@@ -2,8 +2,9 @@
 
 A start hands tensors to the engine and returns at once; a done waits for them.
 Several starts, each given the handle of the one before it, are a chain; the
-dones of a chain come after its last start: see tfring/_ops/ordering.py. Some
-collectives cannot run under XLA: their starts raise NotImplementedError.
+dones of a chain come after its last start, or after the start behind their own:
+see tfring/_ops/ordering.py. Some collectives cannot run under XLA: their starts
+raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tfring._ops.ordering import (
     count_eager_start,
     handle_before,
     keep_done,
-    last_handle,
+    newest_handle,
     traced_for_xla,
 )
 from tfring._ops.reductions import ReduceOp
@@ -319,7 +320,7 @@ def _start(
 
 def _done(operation: Callable[..., Any], started: Started, **own: Any) -> Any:
     """Calls the operation of a done; `own` are inputs that only it has."""
-    return operation(handle=started.handle, last=last_handle(started), **own)
+    return operation(handle=started.handle, last=newest_handle(started), **own)
 
 
 def _done_of_rows(operation: Callable[..., Any], started: Started) -> Any:

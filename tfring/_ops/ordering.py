@@ -4,13 +4,18 @@ Note [Order under XLA]: without XLA the stateful ops of a graph run in the order
 in which they were traced. XLA:CPU knows only data dependencies, and runs
 independent ops in an order that differs between steps and between ranks. So the
 order is expressed as data there. A start takes the handle of the start before
-it, and a done takes the handle of its chain's last start. The first start of a
-chain takes the results of the dones of earlier chains in the same graph. So all
-ranks start everything in one order. If a done fails and XLA frees all memory of
-the step, no op in flight still uses the memory. Graphs inside a graph, such as
-the branches of `tf.cond`, are each ordered separately. A TensorFlow 1 graph has
-no order: a session runs the fetched ops, and requests of equal names match
-across ranks.
+it in its chain, and the results of all dones since an earlier start. A done
+takes the handle of the newest start of its chain. So all ranks start everything
+in one order. If a done fails and XLA frees all memory of the step, no op in
+flight still uses the memory. Graphs inside a graph, such as the branches of
+`tf.cond`, are each ordered separately. A TensorFlow 1 graph has no order: a
+session runs the fetched ops, and requests of equal names match across ranks.
+
+Note [Windows]: usually the dones of a chain come after its last start. A chain
+may also have its dones between its starts, each behind the start after its own,
+so that at most two starts are in flight. A later start then waits for an
+earlier collective, and so for all ranks: they must start everything in one
+order without XLA, too.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from tensorflow.python.ops import control_flow_util
 from tfring._core.process_sets import ProcessSet, checked_id
 
 # The attribute of a graph under which the dones of its chains are kept, until
-# the first start of the next chain takes them.
+# the next start takes them.
 _LAST_DONES = "_tfring_last_dones"
 
 
@@ -37,7 +42,7 @@ _starts = 0
 
 @dataclasses.dataclass(slots=True)
 class _Chain:
-    last_handle: tf.Tensor | None = None
+    newest_handle: tf.Tensor | None = None
     open: bool = True
 
 
@@ -65,17 +70,15 @@ def handle_before(previous: Started | None) -> tf.Tensor:
     It is in host memory, where the start needs it. A copy from a GPU would wait
     for all work queued on the GPU.
     """
-    if previous is not None:
-        return previous.handle
     if tf.executing_eagerly():
-        return _no_handle()
-    dones = _last_dones()
-    with tf.device("CPU:0"):
-        if not dones:
-            return tf.constant(0, tf.int64)
-        handle = tf.add_n(dones)  # all are 0
+        return _no_handle() if previous is None else previous.handle
+    dones = _last_dones()  # all are 0
+    handles = [*([] if previous is None else [previous.handle]), *dones]
     dones.clear()
-    return handle
+    with tf.device("CPU:0"):
+        if not handles:
+            return tf.constant(0, tf.int64)
+        return handles[0] if len(handles) == 1 else tf.add_n(handles)
 
 
 @functools.cache
@@ -99,7 +102,7 @@ def add_to_chain(
     _starts += 1
     chain = _Chain() if previous is None else previous.chain
     assert chain.open, "a start after the last of its chain"
-    chain.last_handle = handle
+    chain.newest_handle = handle
     chain.open = not last
     process_set_id = checked_id(process_set)
     return Started(handle, chain, process_set_id, request_name, tensors)
@@ -116,14 +119,18 @@ def count_of_starts() -> int:
     return _starts
 
 
-def last_handle(started: Started) -> tf.Tensor:
-    """Returns the input `last` of a done: its chain's last handle."""
-    assert not started.chain.open, "a done before the last start of its chain"
-    return started.chain.last_handle
+def newest_handle(started: Started) -> tf.Tensor:
+    """Returns the input `last` of a done: its chain's newest handle."""
+    newest = started.chain.newest_handle
+    # The next start of the chain takes this handle, which a done would end.
+    assert not started.chain.open or newest is not started.handle, (
+        "a done before the start after its own; see Note [Windows]"
+    )
+    return newest
 
 
 def keep_done(ended: tf.Tensor) -> None:
-    """Keeps the result of a done for the first start of the next chain."""
+    """Keeps the result of a done for the next start."""
     if not tf.executing_eagerly():
         _last_dones().append(ended)
 

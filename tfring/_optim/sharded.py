@@ -362,8 +362,7 @@ class Sharded(WholeStates, Distributed):
                 whole.append((share, value))
             else:
                 assign_share(share.parameter, tf.convert_to_tensor(value))
-        for i, value in gather_shares(whole, layout):
-            layout.variables[i].assign(value)
+        gather_shares(whole, layout)
 
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Any, learning_rate: Any

@@ -16,16 +16,18 @@
 namespace tfring {
 // Note [A failure waits for its chain]
 //
-// A train step starts all its reductions, each start after the one before it
-// (`prev`), and then collects them.  When a Done fails, the framework aborts
-// the step at once.  XLA then frees the step's buffers, and the engine would
-// still be writing there for the later entries of the chain.  So a failure is
-// held back until the engine has completed every entry of the chain.
+// A train step starts reductions, each start after the one before it (`prev`),
+// and collects them, all behind the last start, or each behind the start after
+// its own.  When a Done fails, the framework aborts the step at once.  XLA then
+// frees the step's buffers, and the engine would still be writing there for the
+// later entries of the chain.  So a failure is held back until the engine has
+// completed every entry of the chain.
 //
-// That is enough because a Done takes the handle of the chain's last start as
-// an input: when any Done runs, every entry of the chain has been submitted,
-// here and on all ranks, and so completes.  (Chains of one XLA program follow
-// one another; see `ended` in op_definitions.h.)
+// That is enough because a Done takes the handle of the chain's newest start as
+// an input: when the Done runs, every entry before it in the program has been
+// submitted, here and on all ranks, and so completes.  Every start behind it,
+// of the chain or of the next one, waits for it (`ended` in op_definitions.h),
+// and does not run.
 //
 // TensorFlow's executor does not need this, since the entries keep their
 // memory alive.  But there, too, it leaves nothing in flight behind a failed

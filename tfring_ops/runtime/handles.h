@@ -83,8 +83,8 @@ class Handles {
   // GPU, `stream` has then been made to wait until the outputs are whole.  An
   // error of `check` counts as a failure of the collective.
   //
-  // REQUIRES: the last start of the chain has been made; with `check`, the
-  // outputs are not allocated by the engine.
+  // REQUIRES: the chain has a start after this one, or gets none; with `check`,
+  // the outputs are not allocated by the engine.
   std::optional<Outcome> Take(Handle handle, void* stream, Callback callback,
                               const Check& check = nullptr);
 

@@ -6,11 +6,11 @@
 // run in the order of tracing; under XLA only data orders them, for which there
 // are three handles:
 // - `prev` of a Start: the handle of the chain's Start before it, so that every
-//   rank starts in the same order.  It only orders.
-// - `last` of a Done: the handle of the chain's last Start; see Note [A failure
-//   waits for its chain] in handles.cc.
-// - `ended` of a Done: always 0, the `prev` of the first Start of a later
-//   chain, which thereby starts when this one is over.
+//   rank starts in the same order.  The Start joins that chain.
+// - `last` of a Done: the handle of the chain's newest Start; see Note [A
+//   failure waits for its chain] in handles.cc.
+// - `ended` of a Done: always 0, added to the `prev` of the next Start, which
+//   thereby waits for the Done.
 #ifndef TFRING_OPS_TF_OP_DEFINITIONS_H_
 #define TFRING_OPS_TF_OP_DEFINITIONS_H_
 
