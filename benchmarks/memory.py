@@ -2,132 +2,222 @@ r"""Measures peak memory and time of memory-saving training steps.
 
   .venv/bin/python benchmarks/memory.py --model=vgg16 --policies=none,all,auto
   tfringrun -np 2 .venv/bin/python benchmarks/memory.py \
-      --model=gpt384 --batch_size=2 --policies=whole,sharded,parameters
+      --model=gpt384 --batch_size=2 --policies=whole,sharded,parameters+all
+  .venv/bin/python benchmarks/memory.py --hosts=2 --ranks=2 --rate_mbit=1000 \
+      --model=gpt384 --batch_size=2 --policies=whole,parameters,hybrid
 
-It runs on this rank alone, without collectives, except for the policies
-"whole", "sharded" and "parameters". The peak is the most that TensorFlow's
-allocator has allocated at once, with weights and batch.
+Each policy has a model of its own. First its peak is measured, while the other
+models rest; then all policies are timed by turns. The peak is the most that
+TensorFlow's allocator has allocated at once for the policy, with weights and
+batch; the allocator may give a tensor up to twice its bytes. A policy runs on
+each rank alone, without collectives, if it has no optimizer.
+
+For an optimizer there are bytes by kind, too: of this rank's weights and
+states, and of the gradients that it keeps until the update, its shares or all.
+The rest of the peak is feature maps, gathered weights and gradients on the way.
 """
 
 import argparse
 import contextlib
-import gc
+import dataclasses
+import functools
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import program
 import tensorflow as tf
+from memory_models import LETTERS, MODELS
+from slow_links import sent_by_interfaces
 
 import tfring
 from tfring._core import native
-from tfring.bench import plots, sizes
-from tfring.bench.measure import cpu_seconds
+from tfring._gradients.shares import Layout
+from tfring._memory.parameters import parameter_share
+from tfring.bench import plots, report, sizes
+from tfring.bench.measure import cpu_seconds, sent_bytes
 from tfring.bench.statistics import Row, Spread
 
 # The policies that train by an optimizer, on all ranks together.
-OPTIMIZERS = ("whole", "sharded", "parameters")
+OPTIMIZERS = ("whole", "sharded", "parameters", "hybrid")
 
 # With a budget the second step has a plan, and tfring prints after the third.
 _WARM_UP_STEPS = 4
 
-layers = keras.layers
+
+@dataclasses.dataclass
+class _Policy:
+    who: str
+    step: Callable[[], Any]
+    peak_bytes: int
+    kinds: dict[str, int]  # bytes of this rank, for an optimizer
+    # One of each rank for each round, for a step.
+    turns: list[list[tuple[float, float, float]]]
 
 
 def measure(
     options: argparse.Namespace,
 ) -> tuple[list[Row], dict[str, float]]:
-    """Measures training steps under one policy at a time.
+    """Measures training steps by turns under several policies.
 
     Returns:
         A row for each policy, and for "auto" for each budget. Also the bytes of
-        this rank's optimizer, for each policy that has one.
+        this rank by their kinds, for each policy that has an optimizer.
     """
     native.capi().tfring_offload_count_allocations()
-    offloads: dict[str, tfring.Offload | None] = {
-        policy: None
-        if policy in ("none", "remat", *OPTIMIZERS)
-        else tfring.Offload(policy)
-        for policy in options.policies
-        if policy != "auto"
-    }
-    if "auto" in options.policies:
-        for budget in [
-            sizes.parse_bytes(text) for text in options.budgets
-        ] or _quarters(options.model, options.batch_size):
-            offloads[f"auto, {budget / 2**20:.0f} MiB"] = tfring.Offload(
-                "auto", budget_bytes=budget
-            )
-    rows = []
-    optimizer_bytes: dict[str, float] = {}
-    for who, offload in offloads.items():
-        optimizer = None
-        if who in OPTIMIZERS:
-            optimizer = tfring.DistributedOptimizer(
-                "adam", shard_states=who != "whole"
-            )
-        rows.append(_measure_policy(options, who, offload, optimizer))
-        if optimizer is not None:
-            optimizer_bytes[f"bytes of the optimizer, {who}"] = sum(
-                tf.convert_to_tensor(v).numpy().nbytes
-                for v in optimizer.variables
-            )
-    return rows, optimizer_bytes
-
-
-def _measure_policy(
-    options: argparse.Namespace,
-    who: str,
-    offload: tfring.Offload | None,
-    optimizer: Any,
-) -> Row:
-    keras.backend.clear_session()
-    gc.collect()
-    # TensorFlow keeps the variables of deleted functions.
-    left = _memory_info("current") if optimizer is not None else 0
-    keras.utils.set_random_seed(0)
-    sharded = contextlib.nullcontext()
-    if who == "parameters":
-        sharded = tfring.shard_parameters(
-            min_elements=1024, group_bytes=sizes.parse_bytes(options.group)
+    policies = [
+        _prepared(options, who, offload) for who, offload in _offloads(options)
+    ]
+    for _ in range(options.rounds):
+        for policy in policies:
+            policy.turns.append(_take_turn(policy.step, options.steps))
+    rows = [
+        Row(
+            f"{options.model}, batch {options.batch_size}",
+            0,
+            policy.who,
+            Spread.of([max(s for s, _, _ in turn) for turn in policy.turns]),
+            statistics.median(
+                statistics.mean(cpu for _, cpu, _ in turn)
+                for turn in policy.turns
+            ),
+            sent_bytes=statistics.median(
+                max(sent for _, _, sent in turn) for turn in policy.turns
+            ),
+            added_bytes=max(tfring.allgather_object(policy.peak_bytes)),
         )
-    with sharded:
-        step = _step(
+        for policy in policies
+    ]
+    return rows, {
+        f"bytes of {kind}, {policy.who}": count
+        for policy in policies
+        for kind, count in policy.kinds.items()
+    }
+
+
+def _offloads(
+    options: argparse.Namespace,
+) -> Iterator[tuple[str, tfring.Offload | None]]:
+    for policy in options.policies:
+        base, _, offloaded = policy.partition("+")
+        if base == "auto":
+            for budget in [
+                sizes.parse_bytes(text) for text in options.budgets
+            ] or _quarters(options.model, options.batch_size):
+                yield (
+                    f"auto, {budget / 2**20:.0f} MiB",
+                    tfring.Offload("auto", budget_bytes=budget),
+                )
+        elif base in ("none", "remat", *OPTIMIZERS):
+            yield policy, tfring.Offload(offloaded) if offloaded else None
+        else:
+            yield policy, tfring.Offload(base)
+
+
+def _prepared(
+    options: argparse.Namespace, who: str, offload: tfring.Offload | None
+) -> _Policy:
+    """Returns a policy that is warm, with its peak."""
+    left = _memory_info("current")
+    base = who.partition("+")[0]
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    optimizer = None
+    if base in OPTIMIZERS:
+        optimizer = tfring.DistributedOptimizer(
+            "adam", shard_states=base != "whole"
+        )
+    scope: Any = contextlib.nullcontext()
+    if base in ("parameters", "hybrid"):
+        scope = tfring.shard_parameters(
+            min_elements=1024,
+            group_bytes=sizes.parse_bytes(options.group),
+            within=_half() if base == "hybrid" else None,
+        )
+    with scope:
+        step, variables = _step(
             options.model,
             options.batch_size,
             offload,
             optimizer,
-            remat=who == "remat",
+            remat=base == "remat",
             jit_compile=options.jit_compile,
         )
     for _ in range(_WARM_UP_STEPS):
         step()
-    seconds, cpu, peaks = [], [], []
-    for _ in range(options.rounds):
-        tf.config.experimental.reset_memory_stats(_device())
-        cpu_before, start = cpu_seconds(), time.perf_counter()
-        for _ in range(options.steps):
-            step()
-        peaks.append(_memory_info("peak"))
-        seconds.append((time.perf_counter() - start) / options.steps)
-        cpu.append((cpu_seconds() - cpu_before) / options.steps)
-    return Row(
-        f"{options.model}, batch {options.batch_size}",
-        0,
-        who,
-        Spread.of(seconds),
-        statistics.median(cpu),
-        added_bytes=max(peaks) - left,
+    tf.config.experimental.reset_memory_stats(_device())
+    for _ in range(options.steps):
+        step()
+    peak = _memory_info("peak") - left
+    kinds = _bytes_by_kind(variables, optimizer) if optimizer else {}
+    if kinds:
+        kinds["the rest"] = peak - sum(kinds.values())
+    return _Policy(who, step, peak, kinds, [])
+
+
+@functools.cache
+def _half() -> tfring.ProcessSet:
+    """Returns this rank's half of the ranks."""
+    ranks, half = list(range(tfring.size())), tfring.size() // 2
+    if len(ranks) < 4 or len(ranks) % 2:
+        raise SystemExit("The policy hybrid takes an even number of ranks, 4+.")
+    halves = [tfring.add_process_set(r) for r in (ranks[:half], ranks[half:])]
+    return halves[tfring.rank() // half]
+
+
+def _bytes_by_kind(variables: Sequence[Any], optimizer: Any) -> dict[str, int]:
+    """Returns the bytes of this rank's weights, states and gradients."""
+    shares = [parameter_share(v) for v in variables]
+    weights = [
+        v if share is None else share.stored
+        for v, share in zip(variables, shares, strict=True)
+    ]
+    # The attribute has the layout of the shares.
+    layout: Layout | None = optimizer.__dict__.get("_tfring_layout")
+    gradients = variables if layout is None else layout.shares
+    return {
+        "weights": _bytes_of(weights),
+        "states": _bytes_of(optimizer.variables),
+        "gradients": _bytes_of(gradients),
+    }
+
+
+def _bytes_of(tensors: Sequence[Any]) -> int:
+    return sum(
+        tf.TensorShape(t.shape).num_elements() * tf.as_dtype(t.dtype).size
+        for t in tensors
     )
+
+
+def _take_turn(
+    step: Callable[[], Any], count: int
+) -> list[tuple[float, float, float]]:
+    """Returns each rank's seconds, CPU seconds and sent bytes for a step."""
+    tfring.barrier()
+    sent_before, cpu_before = sent_bytes(), cpu_seconds()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    taken = (
+        time.perf_counter() - start,
+        cpu_seconds() - cpu_before,
+        sent_bytes() - sent_before,
+    )
+    of_ranks: list[tuple[float, float, float]] = tfring.allgather_object(
+        tuple(each / count for each in taken)
+    )
+    return of_ranks
 
 
 def _quarters(model: str, batch_size: int) -> list[int]:
     """Returns 1/4, 1/2 and 3/4 of the feature maps' bytes."""
     offload = tfring.Offload("all")
-    _step(model, batch_size, offload, None, remat=False)()
+    step, _ = _step(model, batch_size, offload, None, remat=False)
+    step()
     known = offload.statistics()
     whole = known.moved_bytes if known else 0  # below min_bytes
     return [max(1, whole * part // 4) for part in (1, 2, 3)]
@@ -150,13 +240,16 @@ def _step(
     *,
     remat: bool,
     jit_compile: bool = False,
-) -> Callable[[], Any]:
-    """Returns a training step of a model, on the same data in each call."""
-    shape, blocks, head = _MODELS[name]()
+) -> tuple[Callable[[], Any], list[Any]]:
+    """Returns a training step of a model, and the model's variables.
+
+    Each call has the same data.
+    """
+    shape, blocks, head = MODELS[name]()
     calls = [_remat(block) for block in blocks] if remat else blocks
     if name.startswith("gpt"):
         x = tf.random.stateless_uniform(
-            [batch_size, *shape], [0, 1], 0, _LETTERS, tf.int32
+            [batch_size, *shape], [0, 1], 0, LETTERS, tf.int32
         )
     else:
         x = tf.random.stateless_normal([batch_size, *shape], [0, 1])
@@ -187,118 +280,13 @@ def _step(
             variable.assign_sub(1e-3 * tf.convert_to_tensor(gradient))
         return loss
 
-    return lambda: step().numpy()
+    return lambda: step().numpy(), variables
 
 
 def _remat(block: Any) -> Any:
     # Keras takes positional arguments alone here.
     again = keras.remat(block)
     return lambda value: again(value)
-
-
-_Model = tuple[tuple[int, ...], list[Any], Any]
-
-
-def _mlp() -> _Model:
-    blocks = [
-        keras.Sequential(
-            [layers.Dense(256, activation="gelu") for _ in range(4)]
-        )
-        for _ in range(4)
-    ]
-    return (256,), blocks, layers.Dense(1)
-
-
-def _vgg16() -> _Model:
-    """Makes VGG-16's convolutions, for images of 64 by 64."""
-    blocks = [
-        keras.Sequential(
-            [
-                *(
-                    layers.Conv2D(width, 3, padding="same", activation="relu")
-                    for _ in range(depth)
-                ),
-                layers.MaxPooling2D(),
-            ]
-        )
-        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
-    ]
-    head = keras.Sequential(
-        [layers.Flatten(), layers.Dense(512, activation="relu")]
-    )
-    return (64, 64, 3), blocks, head
-
-
-class UNet(keras.layers.Layer):
-    """Halves the sides four times and doubles them again, with skips."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (16, 32, 64, 128)
-        self.down = [self._pair(width) for width in widths]
-        self.bottom = self._pair(256)
-        self.up = [self._pair(width) for width in reversed(widths)]
-
-    def _pair(self, width: int) -> Any:
-        return keras.Sequential(
-            [
-                layers.Conv2D(width, 3, padding="same", activation="relu")
-                for _ in range(2)
-            ]
-        )
-
-    def call(self, value: Any) -> Any:
-        skips = []
-        for pair in self.down:
-            value = pair(value)
-            skips.append(value)
-            value = keras.ops.max_pool(value, 2)
-        value = self.bottom(value)
-        for pair in self.up:
-            value = keras.ops.repeat(keras.ops.repeat(value, 2, 1), 2, 2)
-            value = pair(keras.ops.concatenate([value, skips.pop()], -1))
-        return value
-
-
-def _unet() -> _Model:
-    return (64, 64, 3), [UNet()], layers.Conv2D(1, 1)
-
-
-_LETTERS = 256
-
-
-class Block(keras.layers.Layer):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.attention = layers.MultiHeadAttention(4, width // 4)
-        self.before = layers.LayerNormalization()
-        self.between = layers.LayerNormalization()
-        self.wide = layers.Dense(4 * width, activation="gelu")
-        self.narrow = layers.Dense(width)
-
-    def call(self, value: Any) -> Any:
-        normal = self.before(value)
-        value += self.attention(normal, normal, use_causal_mask=True)
-        return value + self.narrow(self.wide(self.between(value)))
-
-
-def _gpt() -> _Model:
-    blocks = [layers.Embedding(_LETTERS, 128), *(Block(128) for _ in range(6))]
-    return (128,), blocks, layers.Dense(_LETTERS)
-
-
-def _gpt384() -> _Model:
-    blocks = [layers.Embedding(_LETTERS, 384), *(Block(384) for _ in range(8))]
-    return (32,), blocks, layers.Dense(_LETTERS)
-
-
-_MODELS: dict[str, Callable[[], _Model]] = {
-    "mlp": _mlp,
-    "vgg16": _vgg16,
-    "unet": _unet,
-    "gpt": _gpt,
-    "gpt384": _gpt384,
-}
 
 
 def plot(path: Path, rows: Sequence[Row]) -> None:
@@ -321,9 +309,30 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
     figure.savefig(path)
 
 
+def between_hosts(options: argparse.Namespace) -> None:
+    """Measures in a job on hosts with slow links, and shows its rows."""
+    # The job has this program's flags, but for those of the hosts.
+    flags = [
+        flag
+        for flag in sys.argv[1:]
+        if not flag.startswith(("--hosts", "--ranks", "--rate_mbit", "--json"))
+    ]
+    with program.network(options.hosts, options.rate_mbit) as network:
+        found = program.rows_between_hosts(
+            network, [__file__, *flags], ranks=options.ranks
+        )
+        sent = sent_by_interfaces(network)
+    rows = [
+        Row(**(row | {"seconds": Spread(**row["seconds"])})) for row in found
+    ]
+    print(report.table(rows))
+    print(f"The interfaces have sent {sent / 1e6:.1f} MB.")
+    program.write_figures(options, rows=found, sent_by_interfaces=sent)
+
+
 def main() -> None:
     parser = program.parser(__doc__)
-    parser.add_argument("--model", choices=_MODELS, default="mlp")
+    parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=10, help="of a turn")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each")
@@ -332,8 +341,10 @@ def main() -> None:
         type=program.words,
         default="none,all,conv",
         help="none; remat (keras.remat of each block); all, conv and auto (by "
-        "tfring.Offload); whole, sharded and parameters (Adam's states on "
-        "every rank, or shared out between the ranks, or with the parameters)",
+        "tfring.Offload); whole, sharded, parameters and hybrid (Adam's states "
+        "on every rank, or shared out between the ranks, or with the "
+        "parameters, or these within each half of the ranks), also with "
+        "offloading: sharded+all",
     )
     parser.add_argument(
         "--group", default="7m", help="group_bytes of the policy parameters"
@@ -349,7 +360,17 @@ def main() -> None:
     parser.add_argument(
         "--plot", type=Path, help="a PNG or SVG file; needs matplotlib"
     )
+    parser.add_argument(
+        "--hosts", type=int, default=0, help="as those of slow_links.py"
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="of each host")
+    parser.add_argument(
+        "--rate_mbit", type=int, default=1000, help="of each host's link"
+    )
     options = parser.parse_args()
+    if options.hosts:
+        between_hosts(options)
+        return
     tfring.init()
     rows, summary = measure(options)
     program.show_rows(options, rows, **summary)

@@ -56,9 +56,9 @@ def test_memory_of_sharded_states(bench):
         *(MEMORY, "--model=mlp", "--batch_size=16"),
         *("--policies=whole,sharded", "--rounds=1", "--steps=2"),
     )
-    assert "bytes of the optimizer, sharded" in output
+    assert "bytes of states, sharded" in output
     whole, sharded = (
-        figures["summary"][f"bytes of the optimizer, {who}"]
+        figures["summary"][f"bytes of states, {who}"]
         for who in ("whole", "sharded")
     )
     assert whole > 8_000_000

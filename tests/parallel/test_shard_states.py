@@ -301,9 +301,8 @@ def test_ranks_of_a_process_set(sets, rank, size):
     )
 
 
-def step_of_buckets(jit_compile):
-    """Returns a traced step of four large variables, each in its bucket."""
-    shape = (301, 333)
+def step_of_buckets(jit_compile, shape=(301, 333)):
+    """Returns a step of four large variables, each in a bucket of its own."""
     weights = [tf.Variable(tf.ones(s)) for s in [shape, shape[::-1]] * 2]
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.Adam(), shard_states=True, groups=4
@@ -370,6 +369,16 @@ def test_two_buckets_are_whole_at_a_time():
         [flat] = done.outputs[0].consumers()
         [part] = flat.outputs[0].consumers()
         assert {o.type for o in part.outputs[0].consumers()} == {"DeepCopy"}
+
+
+@pytest.mark.parametrize("jit_compile", [False, thorough(True)])
+@pytest.mark.usefixtures("several_ranks")
+def test_an_error_with_buckets_in_flight(jit_compile, rank):
+    """The step ends on all ranks, and a later step meets nothing of it."""
+    shape = (301, 333 + (rank == 0))
+    with pytest.raises(tf.errors.OpError, match="shapes differ"):
+        step_of_buckets(jit_compile, shape)()
+    step_of_buckets(jit_compile)()
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -118,11 +118,12 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         shard_states: If true, each rank keeps `1 / size()` of the optimizer's
             variables, such as momenta, and of the averaged gradients (ZeRO-2).
             Gradients are reduce-scattered, each rank updates its share, and the
-            weights are gathered, which sends as many bytes as an allreduce. It works with SGD, Adam, AdamW,
-            Adamax, Nadam, RMSprop, Adagrad, Adadelta, Ftrl and Lion, and with a
-            `LossScaleOptimizer` around them. Sparse gradients are made dense.
-            Save within `tfring.whole_states`. With `tfring.shard_parameters`
-            the weights are sharded, too. Must agree across ranks.
+            weights are gathered, which sends as many bytes as an allreduce. It
+            works with SGD, Adam, AdamW, Adamax, Nadam, RMSprop, Adagrad,
+            Adadelta, Ftrl and Lion, and with a `LossScaleOptimizer` around
+            them. Sparse gradients are made dense. Save within
+            `tfring.whole_states`. With `tfring.shard_parameters` the weights
+            are sharded, too. Must agree across ranks.
         sync: For slow links: `tfring.LocalSGD`, `tfring.DiLoCo` or
             `tfring.Gossip`. The ranks train apart in rounds of several updates,
             and average weights after each. `compression` then applies to the
