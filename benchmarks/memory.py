@@ -9,8 +9,9 @@ r"""Measures peak memory and time of memory-saving training steps.
 Each policy has a model of its own. First its peak is measured, while the other
 models rest; then all policies are timed by turns. The peak is the most that
 TensorFlow's allocator has allocated at once for the policy, with weights and
-batch; the allocator may give a tensor up to twice its bytes. A policy runs on
-each rank alone, without collectives, if it has no optimizer.
+batch. On a CPU the allocator leaves out tensors below 256 KiB, and may give a
+tensor up to twice its bytes, such as the temporary memory of --jit_compile. A
+policy runs on each rank alone, without collectives, if it has no optimizer.
 
 For an optimizer there are bytes by kind, too: of this rank's weights and
 states, and of the gradients that it keeps until the update, its shares or all.
