@@ -14,6 +14,7 @@ from helpers import (
 )
 
 import tfring
+from tfring._state.whole_states import whole_values
 
 
 class OwnAdam(keras.optimizers.Adam):
@@ -43,6 +44,26 @@ def test_training_goes_on(rank, size, tmp_path):
     fit(loaded, rank)
     assert_each_equal(loaded.weights, model.weights)
     assert_same_on_all_ranks(loaded.weights)
+
+
+@pytest.mark.parametrize("shard_states", [False, True])
+def test_accumulation_begins_with_a_loaded_state(shard_states, rank, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(adam(), "mse", jit_compile=False)
+    fit(model, rank)
+    model.save(tmp_path / "model.keras")
+    loaded = tfring.load_model(
+        tmp_path / "model.keras",
+        backward_passes_per_step=2,
+        shard_states=shard_states,
+    )
+    with tfring.whole_states(loaded):
+        states = whole_values(loaded.optimizer)
+    accumulators = len(loaded.trainable_variables)
+    assert_each_equal(
+        states[:2] + states[2 + accumulators :], model.optimizer.variables
+    )
 
 
 def test_compression_of_a_loaded_model(rank, size, tmp_path):

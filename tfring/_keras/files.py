@@ -7,19 +7,27 @@ hooks.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfring._state.optimizers import with_inner
+from tfring._state.optimizers import distributed_optimizers, with_inner
 from tfring._state.row_shards import check_can_be_tracked
-from tfring._state.shards import assign_saved, shard_of, shards_of
+from tfring._state.shards import (
+    assign_in_turn,
+    assign_saved,
+    saved_value,
+    shard_of,
+    shards_of,
+)
 from tfring._state.whole_states import (
     assign_whole_values,
     sharded_optimizers,
-    whole_values,
+    states_of,
 )
 
 
@@ -30,19 +38,66 @@ def save_own_variables(
     if not _is_in_parts(optimizer):
         keras_save(optimizer, store)
         return
-    for i, value in enumerate(whole_values(optimizer)):
-        store[str(i)] = value
+    for i, variable in enumerate(states_of(optimizer)):
+        store[str(i)] = saved_value(variable)
 
 
 def load_own_variables(
     keras_load: Callable[..., None], optimizer: Any, store: Any
 ) -> None:
     """Loads whole variables, and keeps this rank's parts."""
-    count = sum(len(each._variables) for each in with_inner(optimizer))
-    if not _is_in_parts(optimizer) or len(store.keys()) != count:
+    states = states_of(optimizer)
+    count = len(store.keys())
+    # The file is read while the values are assigned.
+    values = (store[str(i)] for i in range(count))
+    if count < len(states) and distributed_optimizers(optimizer):
+        # The file is of a training without backward_passes_per_step.
+        states = _without_accumulators(optimizer)
+        if count == len(states):
+            assign_in_turn(states, values)
+            return
+    if count == len(states) and _is_in_parts(optimizer):
+        assign_whole_values(optimizer, values)
+    else:
         keras_load(optimizer, store)
-        return
-    assign_whole_values(optimizer, [store[str(i)] for i in range(count)])
+
+
+def _without_accumulators(optimizer: Any) -> list[Any]:
+    """Returns an optimizer's variables that are no accumulated gradients."""
+    accumulators = {
+        id(variable)
+        for each in with_inner(optimizer)
+        for variable in getattr(each, "_accumulated_gradients", ())
+    }
+    return [v for v in states_of(optimizer) if id(v) not in accumulators]
+
+
+@contextmanager
+def distributing(distribute: Callable[[Any], Any]) -> Iterator[None]:
+    """Distributes optimizers of models that are loaded inside.
+
+    A model is compiled before Keras builds its optimizer and loads the states.
+    So no rank holds whole states of an optimizer that it has a part of.
+    """
+    _distributes.append(distribute)
+    try:
+        yield
+    finally:
+        _distributes.pop()
+
+
+_distributes: list[Callable[[Any], Any]] = []
+
+
+def compile_model(
+    keras_compile: Callable[..., None], model: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Compiles a model; see `distributing`."""
+    if _distributes and isinstance(
+        kwargs.get("optimizer"), keras.optimizers.Optimizer
+    ):
+        kwargs["optimizer"] = _distributes[-1](kwargs["optimizer"])
+    keras_compile(model, *args, **kwargs)
 
 
 def _is_in_parts(optimizer: Any) -> bool:
@@ -121,8 +176,20 @@ def save_model(
 ) -> Any:
     """Refuses to save a model that is not whole, before it opens the file."""
     for shard in shards_of(model):
-        shard.whole()
+        shard.check_is_whole()
     return keras_save(model, *args, **kwargs)
+
+
+def is_memory_sufficient(
+    keras_is_sufficient: Callable[[Any], bool], model: Any
+) -> bool:
+    """Makes Keras write and read a `.keras` file by a temporary file.
+
+    Keras otherwise holds the whole file in memory if the machine has twice as
+    much, and does not know how many ranks the machine has.
+    """
+    is_sharded = any(shard.size > 1 for shard in shards_of(model))
+    return not is_sharded and keras_is_sufficient(model)
 
 
 def save_model_to_hdf5(

@@ -131,6 +131,8 @@ def _put_right(
         decision = _decide(callback_list, everyones, process_set)
         _arrange(callback_list, decision)
         in_batches = decision.in_batches
+        if decision.gather is not None:
+            at_end.push(decision.gather.after_fit)
         if decision.in_a_round:
             # A failed `fit`, or an earlier optimizer, may have left a round
             # open.

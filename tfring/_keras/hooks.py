@@ -53,13 +53,9 @@ class Hook(NamedTuple):
     added: Callable[..., Any] | None = None
 
 
-def _trainer() -> Any:
-    """Returns the base class of all Keras models that has `fit`."""
-    return next(
-        base
-        for base in keras.Model.__mro__
-        if "make_train_function" in vars(base)
-    )
+def _owner_of(function: str) -> Any:
+    """Returns the base class of all Keras models that has a function."""
+    return next(base for base in keras.Model.__mro__ if function in vars(base))
 
 
 _AGREEMENT = "the agreement of ranks in fit"
@@ -72,7 +68,7 @@ _TABLES = "tfring.layers.ShardedEmbedding"
 _FILES = "saving and loading whole states"
 _PLACES = "the place in the data, of tfring.callbacks.Checkpoint"
 
-_TRAINER = _trainer()
+_TRAINER = _owner_of("make_train_function")
 _MODEL = keras.Model
 _OPTIMIZER = keras.optimizers.Optimizer
 _SCALED = keras.optimizers.LossScaleOptimizer
@@ -84,6 +80,8 @@ HOOKS = (
     Hook(_TRAINER, "fit", "self x", _AGREEMENT, fit.fit),
     Hook(_CALLBACKS, "on_train_begin", "self logs", _AGREEMENT,
          fit.on_train_begin),
+    Hook(_owner_of("compile"), "compile", "self optimizer", _FILES,
+         files.compile_model),
     Hook(_TRAINER, "make_train_function", "self", _WARNING,
          models.make_train_function),
     Hook(_TRAINER, "make_test_function", "self", "tfring.global_mean",
@@ -112,6 +110,8 @@ HOOKS = (
     Hook(saving_lib, "save_model", "model filepath", _FILES, files.save_model),
     Hook(saving_lib, "save_weights_only", "model filepath", _FILES,
          files.save_model),
+    Hook(saving_lib, "is_memory_sufficient", "model", _FILES,
+         files.is_memory_sufficient),
     Hook(legacy_h5_format, "save_model_to_hdf5",
          "model filepath overwrite include_optimizer", _FILES,
          files.save_model_to_hdf5),

@@ -1,4 +1,4 @@
-"""Gathers whole states in `fit` before the callbacks that save."""
+"""Puts whole states together in `fit` for the callbacks that save."""
 
 from __future__ import annotations
 
@@ -117,6 +117,10 @@ class GatherStates(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._whole.close()
+
+    def after_fit(self, *error: Any) -> None:
+        """Leaves the context where an exception ends `fit`."""
+        self._whole.__exit__(*error)
 
     def _gather(self) -> None:
         self._whole.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tfring._ops.arguments import (
     checked_name,
 )
 from tfring._ops.autograph import not_converted
+from tfring._ops.gather_json import gather_by_rank
 from tfring._ops.reductions import SUPPORTED_DTYPES
 from tfring._state.accumulators import average_accumulators
 from tfring._state.kinds import (
@@ -32,7 +33,7 @@ from tfring._state.kinds import (
     rounds_of,
 )
 from tfring._state.seeds import folded
-from tfring._state.shards import share_loaded, split_off_shards
+from tfring._state.shards import Shard, split_off_shards
 from tfring._state.weights import variable_name
 
 _SHARDED = (
@@ -61,11 +62,10 @@ def broadcast_variables(
     `keras.layers.Dropout`. They become the root's seeds folded with the rank:
     each rank draws noise of its own, and the same noise in the next run.
 
-    States of an optimizer with `shard_states=True` become each rank's share of
-    the states that the root has loaded. If the root has loaded nothing since
-    its last step, they do not change. The tables of
-    `tfring.layers.ShardedEmbedding` do not change either, unless rank 0 has
-    loaded them and is the root: each rank then gets its rows.
+    If rank 0 has loaded sharded variables and is the root, each rank gets its
+    share of them: states of an optimizer with `shard_states=True`, tables of
+    `tfring.layers.ShardedEmbedding`, parameters of `tfring.shard_parameters`.
+    If it has loaded nothing since its last step, they do not change.
 
     Gradients that a `DistributedOptimizer` has accumulated become their mean
     over the ranks that have made as many batches as the root, so that no rank's
@@ -110,7 +110,7 @@ def broadcast_variables(
     if tf.executing_eagerly():
         # Eager calls end one after another, so they can share a name.
         _broadcast(targets, root_rank, "variables", process_set, same_seeds)
-        share_loaded(shards, root_rank, process_set)
+        _share_loaded(shards, root_rank, process_set)
         return None
     if any(shard.optimizer is not None for shard in shards):
         raise NotImplementedError(_SHARDED.format(function=function))
@@ -263,3 +263,65 @@ def _assign(variable: Any, value: tf.Tensor) -> Iterator[Any]:
         # Keras variables return the value; TensorFlow variables return
         # themselves.
         yield getattr(assigned, "op", assigned)
+
+
+def _share_loaded(
+    shards: Sequence[Shard], root_rank: int, process_set: ProcessSet
+) -> None:
+    """Gives all ranks their shards of the values that one rank has loaded.
+
+    Collective, and eager. A shard stays as it is if the root has made a step
+    since it loaded the value. See Note [Loaded on one rank].
+
+    Raises:
+        RuntimeError: Raised on every rank if the root alone has loaded one of
+            them, and is not rank 0.
+        ValueError: An optimizer's states are sharded over other ranks.
+    """
+    shared = []
+    for shard in shards:
+        if shard.all_ranks is process_set:
+            shared.append(shard)
+        elif shard.optimizer is not None:
+            raise ValueError(
+                f"The optimizer '{shard.optimizer.name}' has shard_states=True "
+                "for other ranks than those of this broadcast. Pass the "
+                "process_set that DistributedOptimizer was given."
+            )
+    if not shared or len(shared[0].numbers) == 1:
+        return
+    own = [
+        [has_loaded, shard.keeps_loaded]
+        for shard, has_loaded in zip(
+            shared, _are_as_loaded(shared), strict=True
+        )
+    ]
+    of_ranks = gather_by_rank(
+        own, name="shards/has loaded", process_set=process_set
+    )
+    for number, shard in enumerate(shared):
+        has_loaded, keeps = of_ranks[root_rank][number]
+        if has_loaded and keeps:
+            shard.receive(root_rank)
+        elif has_loaded and root_rank != 0:
+            if all(each[number][0] for each in of_ranks.values()):
+                continue  # each rank has loaded it
+            raise RuntimeError(
+                f"{shard.description}. Rank {root_rank} has loaded it, and is "
+                "not rank 0: it keeps its own part alone, and cannot give the "
+                "other ranks theirs. Load on rank 0, or on every rank."
+            )
+
+
+def _are_as_loaded(shards: Sequence[Shard]) -> list[bool]:
+    """Tells for each shard whether its variable is as it was loaded.
+
+    An empty shard does not show whether other ranks have changed their shards.
+    A step changes all states of an optimizer, so all of them are checked
+    together.
+    """
+    unchanged: dict[int, bool] = {}
+    for shard in shards:
+        owner = id(shard.optimizer or shard)
+        unchanged[owner] = unchanged.get(owner, True) and shard.has_loaded()
+    return [unchanged[id(shard.optimizer or shard)] for shard in shards]

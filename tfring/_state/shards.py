@@ -4,14 +4,16 @@ With `shard_states=True` each rank has a shard of the optimizer's states, with
 `tfring.layers.ShardedEmbedding` a shard of the table and of the states for it,
 and with `tfring.shard_parameters` a shard of each large parameter. A file holds
 whole values, as one rank alone would write them. Saving therefore needs the
-shards of all ranks, while most programs save on one rank: the ranks gather
-whole values first, by `whole_states`. Loading needs no other rank, because each
-rank takes its shard of the value that it reads.
+shards of all ranks, while most programs save on one rank: `whole_states` gives
+this rank one whole value at a time (see streams.py), or gathers all values on
+all ranks. Loading needs no other rank, because each rank takes its shard of the
+value that it reads.
 
-Note [Loaded on one rank]: a rank that loads a state keeps the whole value until
-its next step, so that a broadcast from this rank can give all ranks their
-shards. Only rank 0 keeps a table or a parameter: a machine may have no memory
-for a copy on every rank.
+Note [Loaded on one rank]: rank 0 keeps a whole value that it loads until its
+next step, so that a broadcast from it can give all ranks their shards. The
+value waits in a temporary file: a machine may have no memory for it. In an
+elastic job every rank keeps an optimizer's states, because a rank may be lost
+before the first commit.
 """
 
 from __future__ import annotations
@@ -27,26 +29,34 @@ from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.allgather import allgather
 from tfring._ops.alltoall import alltoall
-from tfring._ops.gather_json import gather_by_rank
 from tfring._state.kinds import Kind, kind_of
 from tfring._state.optimizers import all_optimizers
 from tfring._state.records import notes_on
 from tfring._state.splits import Split, Strided
+from tfring._state.spool import Spooled, spooled
+from tfring._state.streams import Stream
 from tfring._state.weights import fingerprint, variable_name
 
 
 class _Gathered(NamedTuple):
-    """A whole value that was gathered from the ranks' shards.
+    """A context in which the ranks put a whole value together.
 
     Attributes:
-        value: The whole value; None on a rank that does not save.
-        steps: How many steps the optimizer had made by then.
-        root_rank: The one rank that saves; None if any rank may.
+        value: The whole value, if all ranks have gathered it.
+        stream: Gives one rank the value, if that rank alone saves.
+        steps: How many steps the optimizer had made on entry.
+        shard: The fingerprint of this rank's shard on entry.
     """
 
     value: np.ndarray | None
+    stream: Stream | None
     steps: int
-    root_rank: int | None
+    shard: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this rank can read the value."""
+        return self.stream is None or self.stream.is_root
 
 
 class Shard:
@@ -86,7 +96,7 @@ class Shard:
         self._gathered: list[_Gathered] = []
         # In an elastic job: the whole value of the last commit.
         self._kept: _Gathered | None = None
-        self._loaded: np.ndarray | None = None
+        self._loaded: Spooled | None = None
         # The fingerprint of this shard after the last load.
         self._loaded_shard: str | None = None
 
@@ -95,7 +105,9 @@ class Shard:
         """The number of ranks that have shards."""
         return self.split.size
 
-    def gather(self, root_rank: int | None = None) -> np.ndarray | None:
+    def gather(
+        self, root_rank: int | None = None, name: str = "shards/gathered"
+    ) -> np.ndarray | None:
         """Returns the whole value; None on ranks other than `root_rank`.
 
         Collective, and eager.
@@ -103,28 +115,41 @@ class Shard:
         own = tf.convert_to_tensor(self.variable)
         keeps = root_rank in (None, runtime.rank())
         if self.size == 1:
-            return self.split.joined(own.numpy()) if keeps else None
+            return self.split.joined(np.asarray(own)) if keeps else None
         options: dict[str, Any] = {
-            "name": "shards/gathered",
+            "name": name,
             "ignore_name_scope": True,
             "process_set": self.process_set,
         }
-        if root_rank is None:
-            shards = allgather(own, **options)
-        else:
-            splits = np.zeros(self.size, np.int64)
-            ranks = self.process_set.ranks or []
-            if root_rank in ranks:
-                splits[ranks.index(root_rank)] = len(own)
-            shards, _ = alltoall(own[: splits.sum()], splits=splits, **options)
-        return self.split.joined(shards.numpy()) if keeps else None
+        with tf.device(own.device):
+            if root_rank is None:
+                shards = allgather(own, **options)
+            else:
+                splits = np.zeros(self.size, np.int64)
+                ranks = self.process_set.ranks or []
+                if root_rank in ranks:
+                    splits[ranks.index(root_rank)] = len(own)
+                own = own[: splits.sum()]
+                shards, _ = alltoall(own, splits=splits, **options)
+        # NumPy reads the tensor's memory, without a copy.
+        return self.split.joined(np.asarray(shards)) if keeps else None
 
     @contextmanager
-    def gathered(self, root_rank: int | None) -> Iterator[None]:
-        """Keeps the whole value on `root_rank`, or all ranks. Collective."""
+    def gathered(self, stream: Stream | None = None) -> Iterator[None]:
+        """A context with the whole value. Collective without a stream.
+
+        Args:
+            stream: Gives one rank the value. By default all ranks gather it on
+                entry.
+        """
         if not self.has_loaded():
             self.forget_loaded()
-        entry = _Gathered(self.gather(root_rank), self._steps(), root_rank)
+        entry = _Gathered(
+            self.gather() if stream is None else None,
+            stream,
+            self._steps(),
+            fingerprint(self.variable),
+        )
         self._gathered.append(entry)
         try:
             yield
@@ -142,11 +167,17 @@ class Shard:
 
     def kept(self) -> np.ndarray | None:
         """Returns the whole value that was kept, if it is still current."""
-        return None if self._kept is None else self._value_of(self._kept)
+        kept = self._kept
+        return None if kept is None or self._has_changed(kept) else kept.value
 
     def loaded(self) -> np.ndarray | None:
         """Returns the whole value that was loaded, if this rank keeps it."""
-        return self._loaded
+        return None if self._loaded is None else self._loaded.read()
+
+    @property
+    def keeps_loaded(self) -> bool:
+        """Whether this rank keeps the whole value that it has loaded."""
+        return self._loaded is not None
 
     def whole(self) -> np.ndarray:
         """Returns the whole value.
@@ -158,10 +189,22 @@ class Shard:
             value = self.gather()
             assert value is not None
             return value
+        known = self._known()
+        if known.stream is not None:
+            return known.stream.read(self)
+        assert known.value is not None
+        return known.value
+
+    def check_is_whole(self) -> None:
+        """Raises the error of `whole`, without a collective."""
+        if self.size > 1:
+            self._known()
+
+    def _known(self) -> _Gathered:
+        each: _Gathered
         for each in reversed(self._gathered):
-            known = self._value_of(each)
-            if known is not None:
-                return known
+            if each.is_known and not self._has_changed(each):
+                return each
         raise RuntimeError(
             f"{self.description}: this rank has 1/{self.size} of the values, "
             f"and cannot save them alone. {self._why_not_whole()}"
@@ -179,14 +222,12 @@ class Shard:
             return f"'{path}' has some rows of a ShardedEmbedding's table"
         return f"The parameter '{path}' is sharded (tfring.shard_parameters)"
 
-    def _value_of(self, gathered: _Gathered) -> np.ndarray | None:
-        """Returns a gathered value, if it is still current."""
-        value = gathered.value
-        if value is None or gathered.steps != self._steps():
-            return None
-        own = np.asarray(tf.convert_to_tensor(self.variable))
-        gathered_shard = self.split.shard_of(value, self.rank)
-        return value if gathered_shard.tobytes() == own.tobytes() else None
+    def _has_changed(self, gathered: _Gathered) -> bool:
+        """Tells whether training has gone on in the context."""
+        return (gathered.steps, gathered.shard) != (
+            self._steps(),
+            fingerprint(self.variable),
+        )
 
     def _steps(self) -> int:
         optimizer = self.optimizer
@@ -195,16 +236,17 @@ class Shard:
     def _why_not_whole(self) -> str:
         if not self._gathered:
             why = "The ranks have not put it together."
-        elif any(each.value is not None for each in self._gathered):
+        elif any(each.is_known for each in self._gathered):
             why = (
                 "It has changed since the ranks have put it together; train "
                 "outside of tfring.whole_states."
             )
         else:
+            stream = self._gathered[-1].stream
+            assert stream is not None
             why = (
-                "The ranks have put it together for rank "
-                f"{self._gathered[-1].root_rank} alone: pass root_rank=None, "
-                "or the rank that saves."
+                f"The ranks put it together for rank {stream.root_rank} alone: "
+                "pass root_rank=None, or the rank that saves."
             )
         return (
             f"{why} On every rank enter `with tfring.whole_states(model):`, or "
@@ -222,12 +264,13 @@ class Shard:
                 f"ranks and has the whole shape {self.split.shape}. Load the "
                 "value of a model or an optimizer of the same shapes."
             )
-        keeps = self.optimizer is not None or self.rank == 0
-        if keeps:
-            whole = np.asarray(whole)
+        self._loaded = self._kept = None
         self._assign(self.split.shard_of(whole, self.rank))
-        self._loaded = whole if keeps and len(self.numbers) > 1 else None
-        self._kept = None
+        if len(self.numbers) > 1 and (
+            self.rank == 0
+            or (self.optimizer is not None and runtime.may_grow())
+        ):
+            self._loaded = spooled(np.asarray(whole))
 
     def _assign(self, shard: np.ndarray) -> None:
         self.variable.assign(shard)
@@ -248,10 +291,8 @@ class Shard:
         own = tf.convert_to_tensor(self.variable)[:0]
         splits = np.zeros(len(self.numbers), np.int64)
         if runtime.rank() == root_rank:
-            shards = [
-                self.split.shard_of(self._loaded, number)
-                for number in self.numbers
-            ]
+            whole = self.loaded()
+            shards = [self.split.shard_of(whole, n) for n in self.numbers]
             splits[:] = [len(shard) for shard in shards]
             own = tf.constant(np.concatenate(shards), own.dtype)
         shard, _ = alltoall(
@@ -317,63 +358,7 @@ def assign_saved(variable: Any, value: Any) -> None:
         variable.assign(value)
 
 
-def share_loaded(
-    shards: Sequence[Shard], root_rank: int, process_set: ProcessSet
-) -> None:
-    """Gives all ranks their shards of the values that one rank has loaded.
-
-    Collective, and eager. A shard stays as it is if the root has made a step
-    since it loaded the value. See Note [Loaded on one rank].
-
-    Raises:
-        RuntimeError: Raised on every rank if the root has loaded a table and is
-            not rank 0.
-        ValueError: An optimizer's states are sharded over other ranks.
-    """
-    shared = []
-    for shard in shards:
-        if shard.all_ranks is process_set:
-            shared.append(shard)
-        elif shard.optimizer is not None:
-            raise ValueError(
-                f"The optimizer '{shard.optimizer.name}' has shard_states=True "
-                "for other ranks than those of this broadcast. Pass the "
-                "process_set that DistributedOptimizer was given."
-            )
-    if not shared or len(shared[0].numbers) == 1:
-        return
-    own = [
-        [has_loaded, shard.loaded() is not None]
-        for shard, has_loaded in zip(
-            shared, _are_as_loaded(shared), strict=True
-        )
-    ]
-    of_ranks = gather_by_rank(
-        own, name="shards/has loaded", process_set=process_set
-    )
-    for number, shard in enumerate(shared):
-        has_loaded, keeps = of_ranks[root_rank][number]
-        if has_loaded and keeps:
-            shard.receive(root_rank)
-        elif has_loaded and root_rank != 0 and shard.optimizer is None:
-            if all(each[number][0] for each in of_ranks.values()):
-                continue  # each rank has loaded it
-            raise RuntimeError(
-                f"{shard.description}. Rank {root_rank} has loaded it, and is "
-                "not rank 0: it keeps its own part alone, and cannot give the "
-                "other ranks theirs. Load on rank 0, or on every rank."
-            )
-
-
-def _are_as_loaded(shards: Sequence[Shard]) -> list[bool]:
-    """Tells for each shard whether its variable is as it was loaded.
-
-    An empty shard does not show whether other ranks have changed their shards.
-    A step changes all states of an optimizer, so all of them are checked
-    together.
-    """
-    unchanged: dict[int, bool] = {}
-    for shard in shards:
-        owner = id(shard.optimizer or shard)
-        unchanged[owner] = unchanged.get(owner, True) and shard.has_loaded()
-    return [unchanged[id(shard.optimizer or shard)] for shard in shards]
+def assign_in_turn(variables: Iterable[Any], values: Iterator[Any]) -> None:
+    """Assigns values that a file has, and holds one of them at a time."""
+    for variable in variables:
+        assign_saved(variable, next(values))

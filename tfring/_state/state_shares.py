@@ -17,7 +17,7 @@ from tensorflow.python.training.saving.saveable_object import SaveSpec
 from tfring._core import runtime
 from tfring._gradients.shares import Layout
 from tfring._memory.sharding_ranks import ShardingRanks
-from tfring._state.shards import Shard, assign_saved, shard_of
+from tfring._state.shards import Shard, assign_in_turn, shard_of
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
@@ -41,7 +41,7 @@ class WholeStates(_Optimizer):
             if (shard := shard_of(variable)) is not None
         }
 
-    def _cut_anew(self, values: Sequence[Any] | None) -> None:
+    def _cut_anew(self, values: Iterable[Any] | None) -> None:
         """Builds the optimizer again for the current ranks, from whole values.
 
         Args:
@@ -56,7 +56,7 @@ class WholeStates(_Optimizer):
         self.built = False
         self.build(list(self._trainable_variables))
         if values is not None:
-            self._assign_whole(values)
+            assign_in_turn(self._variables, iter(values))
 
     def _cut_known_anew(self) -> None:
         """Shards the whole values that this rank has, without communication.
@@ -97,16 +97,12 @@ class WholeStates(_Optimizer):
                 return found
         return None
 
-    def _assign_whole(self, values: Sequence[Any]) -> None:
-        for variable, value in zip(self._variables, values, strict=True):
-            assign_saved(variable, value)
-
-    def _take_whole(self, values: Sequence[Any]) -> None:
+    def _take_whole(self, values: Iterable[Any]) -> None:
         """Assigns whole values; shards them again if the ranks have changed."""
         if self._is_for_other_ranks():
             self._cut_anew(values)
         else:
-            self._assign_whole(values)
+            assign_in_turn(self._variables, iter(values))
 
     def _is_for_other_ranks(self) -> bool:
         layout = self._tfring_layout

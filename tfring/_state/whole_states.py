@@ -1,9 +1,10 @@
-"""Gathers the ranks' parts of a training's state, so that it can be saved."""
+"""Puts the ranks' parts of a training's state together, to save them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ from tfring._core.process_sets import is_alone
 from tfring._state.accumulators import average_accumulators
 from tfring._state.kinds import accumulators_by_optimizer
 from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
-from tfring._state.shards import Shard, assign_saved, saved_value, shards_of
+from tfring._state.shards import (
+    Shard,
+    assign_in_turn,
+    saved_value,
+    shards_of,
+)
 from tfring._state.state_shares import WholeStates
+from tfring._state.streams import Stream, streams_to
 
 
 @contextmanager
@@ -32,17 +39,27 @@ def whole_states(
     rank's file keeps the batches of all ranks. Callbacks of Keras and tfring
     that save in `fit` do not need the context.
 
-    Collective: every rank must enter it. Inside of it, the whole state is in
-    the host's memory. Other optimizers have nothing to gather.
+    With a `root_rank` nothing is gathered on entry: whenever this rank reads a
+    sharded variable, all ranks send it their parts of this one, and it forgets
+    the value when it reads the next one. So it needs memory for one variable
+    more, and not for the whole model. The other ranks may do something else
+    inside of the context, except train or change variables, and wait for the
+    root when they leave it. Without a `root_rank` all ranks gather all values
+    on entry, and keep them in the host's memory.
+
+    Collective: every rank must enter and leave it. Other optimizers have
+    nothing to gather.
 
     Args:
         optimizer: An optimizer, or a model with one or more: by `compile` or
             as attributes.
-        root_rank: The one rank that saves, as `tfring.rank()` counts; all other
-            ranks keep nothing. By default any rank may save.
+        root_rank: The one rank that saves, as `tfring.rank()` counts, or None
+            if several do.
 
     Raises:
         tf.errors.FailedPreconditionError: The ranks did not agree.
+        tf.errors.UnavailableError: A rank is lost. The root raises it when it
+            reads a variable, and the other ranks when they leave.
 
     Example:
 
@@ -70,10 +87,17 @@ def whole_states(
 def gathered(
     shards: Iterable[Shard], root_rank: int | None = None
 ) -> Iterator[None]:
-    """Keeps whole values on `root_rank`, or all ranks. Collective."""
+    """Lets `root_rank`, or all ranks, read whole values. Collective."""
+    shards = list(shards)
     with ExitStack() as stack:
+        streams: dict[int, Stream] = {}
+        if root_rank is not None:
+            for stream in streams_to(root_rank, shards):
+                stack.enter_context(stream)
+                streams |= {id(shard): stream for shard in stream.shards}
         for shard in shards:
-            stack.enter_context(shard.gathered(root_rank))
+            if root_rank is None or id(shard) in streams:
+                stack.enter_context(shard.gathered(streams.get(id(shard))))
         yield
 
 
@@ -106,33 +130,35 @@ def _is_sharded(optimizer: Any) -> bool:
     return isinstance(optimizer, WholeStates) and optimizer.built
 
 
-def whole_values(optimizer: Any) -> list[np.ndarray]:
-    """Returns an optimizer's values, in the plain optimizer's order.
+def states_of(optimizer: Any) -> list[Any]:
+    """Returns an optimizer's variables, in the plain optimizer's order.
 
-    The order is the order of `variables`. Call it within `whole_states` if the
-    optimizer has shards.
+    The order is the order of `variables`.
     """
-    return [
-        saved_value(variable)
-        for each in with_inner(optimizer)
-        for variable in each._variables
-    ]
+    return [v for each in with_inner(optimizer) for v in each._variables]
 
 
-def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
+def whole_values(optimizer: Any) -> list[np.ndarray]:
+    """Returns the values of `states_of`.
+
+    Call it within `whole_states` if the optimizer has shards.
+    """
+    return [saved_value(variable) for variable in states_of(optimizer)]
+
+
+def assign_whole_values(optimizer: Any, values: Iterable[Any]) -> None:
     """Assigns a result of `whole_values`, on any number of ranks.
 
-    Values are sharded again if the number of ranks has changed.
+    It takes one value at a time from `values`. Values are sharded again if the
+    number of ranks has changed.
     """
-    rest = list(values)
+    rest = iter(values)
     for each in with_inner(optimizer):
-        count = len(each._variables)
-        own, rest = rest[:count], rest[count:]
         if _is_sharded(each):
-            each._take_whole(own)
+            # The number of variables changes if they are sharded again.
+            each._take_whole(islice(rest, len(each._variables)))
         else:
-            for variable, value in zip(each._variables, own, strict=True):
-                assign_saved(variable, value)
+            assign_in_turn(each._variables, rest)
 
 
 def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:

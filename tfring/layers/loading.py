@@ -12,9 +12,10 @@ from typing import Any
 
 import keras
 
+from tfring._keras.files import distributing
 from tfring._ops.compression import AnyCompression, Compression
 from tfring._optim.optimizer import DistributedOptimizer
-from tfring._state.optimizers import with_inner
+from tfring._state.optimizers import distributed_optimizers
 
 
 def load_model(
@@ -90,16 +91,17 @@ def load_model(
                 f"keras.optimizers.Optimizer, got {custom!r}."
             )
         known[custom.__name__] = custom
-    model = keras.models.load_model(filepath, custom_objects=known)
+
+    def distribute(optimizer: Any) -> Any:
+        return DistributedOptimizer(
+            optimizer, compression=compression, **options
+        )
+
+    with distributing(distribute):
+        model = keras.models.load_model(filepath, custom_objects=known)
     compiled_with = getattr(model, "optimizer", None)
-    if compiled_with is not None:
-        DistributedOptimizer(compiled_with, compression=compression, **options)
-        if any(
-            getattr(each, "outer_optimizer", None) is not None
-            for each in with_inner(compiled_with)
-        ):
-            # The optimizers had no outer optimizer when Keras loaded the file.
-            model.load_weights(filepath)
+    if compiled_with is not None and not distributed_optimizers(compiled_with):
+        distribute(compiled_with)  # The model compiles itself in another way.
     return model
 
 
