@@ -375,12 +375,13 @@ class ShardedVariable(keras.Variable):
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value, within `tfring.whole_states`."""
-        whole: np.ndarray = record_of(self).shard.whole()
-        return whole
+        return np.array(record_of(self).shard.whole())
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        # Keras writes files by this. The array is read-only, so it needs no
+        # copy.
         del copy
-        return np.asarray(self.numpy(), dtype)
+        return np.asarray(record_of(self).shard.whole(), dtype)
 
     def _refuse_tracking(self, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs

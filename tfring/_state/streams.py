@@ -7,7 +7,7 @@ the shard's elements send them, and the root forgets the value when it reads
 another one. On the other ranks a thread answers, so that their main threads may
 go on, for example to a collective in a callback that the root calls later. The
 requests have names of their own, so they match whatever is called meanwhile.
-Until the root leaves the context, it broadcasts once per second that it is
+Until the root leaves the context, it broadcasts every ten seconds that it is
 there: a file that takes long is no stalled collective, and a rank that dies
 ends the wait. The other ranks wait for the root when they leave, because their
 shards must not change before.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,12 +27,10 @@ from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet
 from tfring._ops.broadcast import broadcast
 
-if TYPE_CHECKING:
-    from tfring._state.shards import Shard
-
 # The root broadcasts the number of a shard, or one of these.
 _END, _WAIT = -1, -2
-_SECONDS_BETWEEN_WAITS = 1.0
+# Less than the time after which a collective counts as stalled (30 s).
+_SECONDS_BETWEEN_WAITS = 10.0
 
 # The streams that are open on this rank, of any process set.
 _open: list[Stream] = []
@@ -47,14 +45,15 @@ class Stream:
     order of contexts. See Note [Streams].
 
     Args:
-        shards: Shards that are spread over these ranks, the same on each rank.
+        shards: The `Shard`s that are spread over these ranks, in the same order
+            on each rank.
         root_rank: The rank that reads.
         process_set: The ranks, with the root.
     """
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[Any],
         root_rank: int,
         process_set: ProcessSet,
     ) -> None:
@@ -64,7 +63,7 @@ class Stream:
         self._process_set = process_set
         self._number_of = {id(shard): i for i, shard in enumerate(shards)}
         self._name = ""
-        self._last: tuple[Shard, np.ndarray] | None = None
+        self._last: tuple[Any, np.ndarray] | None = None
         # The root's: for one request at a time.
         self._lock = threading.Lock()
         self._ends = threading.Event()
@@ -105,7 +104,7 @@ class Stream:
             if self._error is not None:
                 raise self._error
 
-    def read(self, shard: Shard) -> np.ndarray:
+    def read(self, shard: Any) -> np.ndarray:
         """Returns the whole value of a shard, on the root."""
         if self._last is not None and self._last[0] is shard:
             return self._last[1]
@@ -174,12 +173,15 @@ class Stream:
         shard = self.shards[number]
         if self.root_rank not in (shard.process_set.ranks or []):
             return None  # This rank's set has a copy of the root's.
-        return shard.gather(self.root_rank, name=f"{self._name}/gathered")
+        value: np.ndarray | None = shard.gather(
+            self.root_rank, name=f"{self._name}/gathered"
+        )
+        return value
 
 
-def streams_to(root_rank: int, shards: Sequence[Shard]) -> list[Stream]:
+def streams_to(root_rank: int, shards: Sequence[Any]) -> list[Stream]:
     """Returns streams that together give a root each shard that it is in."""
-    by_set: dict[ProcessSet, list[Shard]] = {}
+    by_set: dict[ProcessSet, list[Any]] = {}
     for shard in shards:
         if shard.size > 1 and root_rank in (shard.all_ranks.ranks or []):
             by_set.setdefault(shard.all_ranks, []).append(shard)
