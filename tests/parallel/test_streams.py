@@ -131,6 +131,14 @@ def test_a_value_that_is_read_twice_is_gathered_once(
     assert len(gathers) == 1
 
 
+def test_there_is_no_such_root(several_ranks, size):
+    with (
+        pytest.raises(ValueError, match="whole_states: root_rank must be in"),
+        tfring.whole_states(make_model(), root_rank=size),
+    ):
+        pass
+
+
 def test_contexts_in_each_other(several_ranks, rank, size):
     model = make_model()
     kernel = model.layers[0].kernel

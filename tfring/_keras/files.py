@@ -72,6 +72,10 @@ def _without_accumulators(optimizer: Any) -> list[Any]:
     return [v for v in states_of(optimizer) if id(v) not in accumulators]
 
 
+# What the open contexts of `distributing` do; the innermost is last.
+_distributes: list[Callable[[Any], Any]] = []
+
+
 @contextmanager
 def distributing(distribute: Callable[[Any], Any]) -> Iterator[None]:
     """Distributes optimizers of models that are loaded inside.
@@ -84,9 +88,6 @@ def distributing(distribute: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         _distributes.pop()
-
-
-_distributes: list[Callable[[Any], Any]] = []
 
 
 def compile_model(

@@ -115,7 +115,7 @@ class Shard:
         own = tf.convert_to_tensor(self.variable)
         keeps = root_rank in (None, runtime.rank())
         if self.size == 1:
-            return self.split.joined(np.asarray(own)) if keeps else None
+            return self.split.joined(own.numpy()) if keeps else None
         options: dict[str, Any] = {
             "name": name,
             "ignore_name_scope": True,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfring._core.process_sets import is_alone
+from tfring._ops.arguments import check_root_rank
 from tfring._state.accumulators import average_accumulators
 from tfring._state.kinds import accumulators_by_optimizer
 from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
@@ -57,6 +58,8 @@ def whole_states(
             if several do.
 
     Raises:
+        TypeError: `root_rank` is not an integer.
+        ValueError: There is no rank `root_rank`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
         tf.errors.UnavailableError: A rank is lost. The root raises it when it
             reads a variable, and the other ranks when they leave.
@@ -89,6 +92,8 @@ def gathered(
 ) -> Iterator[None]:
     """Lets `root_rank`, or all ranks, read whole values. Collective."""
     shards = list(shards)
+    if root_rank is not None and any(shard.size > 1 for shard in shards):
+        check_root_rank("whole_states", root_rank)
     with ExitStack() as stack:
         streams: dict[int, Stream] = {}
         if root_rank is not None:

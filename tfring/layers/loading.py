@@ -30,12 +30,14 @@ def load_model(
 
     `keras.models.load_model` also loads a model that was trained with tfring,
     but with its plain optimizer: each rank would train alone, and get a
-    `tfring.NotDistributedWarning`. The optimizer's state, such as momenta and
-    iterations, is loaded from the file, and with `sync=tfring.DiLoCo(...)` the
-    outer optimizer's state, too. A file of a training without rounds lacks that
-    state, and the outer optimizer starts without one. This function makes no
-    collective calls: every rank that trains calls it, or gets the weights from
-    `BroadcastGlobalVariablesCallback`.
+    `tfring.NotDistributedWarning`. This function wraps the optimizer before it
+    has states, so that no rank holds more than its part of them, and does the
+    same for compiled models inside of the model. The optimizer's state, such as
+    momenta and iterations, is loaded from the file, and with
+    `sync=tfring.DiLoCo(...)` the outer optimizer's state, too. A file of a
+    training without rounds lacks that state, and the outer optimizer starts
+    without one. This function makes no collective calls: every rank that trains
+    calls it, or gets the weights from `BroadcastGlobalVariablesCallback`.
 
     Args:
         filepath: A `.keras` file. From `.h5`, Keras 3 does not load the
