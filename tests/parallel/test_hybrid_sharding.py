@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -105,10 +107,40 @@ def test_files_and_broadcasts(part, rank, shared_path):
     all_weights(model)
 
 
-def test_checkpoints_are_refused(part, shared_path):
-    model = compiled(built(make=lambda: stacked(1), within=part))
-    with pytest.raises(NotImplementedError, match="over a process set"):
-        fit(model, [tfring.callbacks.Checkpoint(shared_path)])
+def test_checkpoints(part, shared_path):
+    """With copies, without them and with whole parameters they are alike."""
+
+    def checkpoint():
+        return tfring.callbacks.Checkpoint(shared_path, every_steps=2)
+
+    def new(sharded=True, **within):
+        return compiled(built(sharded, lambda: stacked(1), **within))
+
+    model = fit(new(within=part), [checkpoint()])
+    expected = all_weights(model)
+    # Each share is written once.
+    [*_, newest] = sorted(shared_path.iterdir())
+    manifest = json.loads((newest / "manifest.json").read_text())
+    written = [
+        (item["key"], item["number"])
+        for each in manifest["parts"]
+        for item in each["items"]
+        if item["rule"] == "shard" and item["size"] == part.size()
+    ]
+    assert len(written) == len(set(written)) > 0
+    # The training has ended: a later job restores, and makes no step.
+    for again in (new(within=part), new(), new(sharded=False)):
+        fit(again, [checkpoint()])
+        assert bits_of(all_weights(again)) == bits_of(expected)
+        states, wanted = (own_states(each) for each in (again, model))
+        assert states == wanted
+
+
+def own_states(model):
+    store = {}
+    with tfring.whole_states(model):
+        model.optimizer.save_own_variables(store)
+        return bits_of(store.values())
 
 
 def test_host():

@@ -5,7 +5,8 @@
 | ALIKE | weights, optimizer states   | the value, which one rank has   |
 |       |                             | written                         |
 | SHARD | states with `shard_states`, | the whole, cut anew             |
-|       | tables of ShardedEmbedding  |                                 |
+|       | tables of ShardedEmbedding, |                                 |
+|       | parameters                  |                                 |
 | MEAN  | accumulated gradients,      | the mean, which keeps their sum |
 |       | errors of PowerSGD          | over the ranks                  |
 | SEED  | seeds of layers             | rank 0's, folded with the rank  |
@@ -102,6 +103,7 @@ class Item:
             split = self.shard.split
             described["whole shape"] = list(split.shape)
             described["size"] = split.size
+            described["number"] = self.shard.rank
             if isinstance(split, Flat):
                 described["ranges"] = [list(each) for each in split.ranges]
         return described
@@ -269,11 +271,11 @@ def _reader(variable: Any) -> Callable[[], tf.Tensor]:
 
 
 def _check_shard(name: str, shard: Shard | None) -> None:
-    if shard is None or shard.process_set is not global_process_set:
+    if shard is None or shard.all_ranks is not global_process_set:
         raise NotImplementedError(
-            f"Checkpoint: '{name}' is shared out over a process set, or an "
+            f"Checkpoint: '{name}' is shared out over some ranks alone, or an "
             "optimizer's state for a table that is not known to be. Only what "
-            "all ranks of the job share out is saved."
+            "all ranks of the job have shards of is saved."
         )
 
 
@@ -319,7 +321,8 @@ def own_items(
     """Returns the numbers of the items that a rank writes.
 
     Those that are alike on all ranks are shared out by their sizes, so that
-    each rank writes about as many bytes. All ranks come to the same result.
+    each rank writes about as many bytes. All ranks come to the same result. If
+    several ranks have the same shard, they take turns.
 
     Args:
         items: The items of all ranks, which are the same.
@@ -328,7 +331,12 @@ def own_items(
         size: The number of ranks.
     """
     bytes_of_rank = [0] * size
-    own = [n for n, item in enumerate(items) if item.rule is not Rule.ALIKE]
+    own = [
+        n
+        for n, item in enumerate(items)
+        if item.rule is not Rule.ALIKE
+        and (item.shard is None or _writer(item.shard, n) == rank)
+    ]
     alike = [n for n, item in enumerate(items) if item.rule is Rule.ALIKE]
     sizes = {n: _size_bytes(values[n]) for n in alike}
     for number in sorted(alike, key=lambda n: (-sizes[n], n)):
@@ -337,6 +345,12 @@ def own_items(
         if writer == rank:
             own.append(number)
     return sorted(own)
+
+
+def _writer(shard: Shard, turn: int) -> int:
+    """Returns which of the ranks with this rank's shard writes it."""
+    ranks = [r for r, each in enumerate(shard.numbers) if each == shard.rank]
+    return ranks[turn % len(ranks)]
 
 
 def _size_bytes(value: Any) -> int:

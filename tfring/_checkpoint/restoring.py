@@ -18,6 +18,8 @@ from tfring._state.seeds import folded
 from tfring._state.splits import Flat, Split, Strided
 
 _Array = np.ndarray[Any, Any]
+# What a manifest says of the shard that an item is.
+_CUT = ("size", "number", "ranges")
 
 
 class Saved:
@@ -79,8 +81,16 @@ class Saved:
         first = min(ranks)
         if ranks[first]["rule"] != Rule.SHARD.value:
             return self.read(first, key)
-        parts = [self.read(rank, key) for rank in sorted(ranks)]
+        # Several ranks may have had the same shard, and one has written it.
+        writers = sorted(ranks, key=lambda rank: _number(ranks[rank], rank))
+        parts = [self.read(rank, key) for rank in writers]
         return _split(ranks[first]).joined(np.concatenate(parts))
+
+
+def _number(described: Mapping[str, Any], rank: int) -> int:
+    """Returns which shard an item is, which an older manifest does not say."""
+    number: int = described.get("number", rank)
+    return number
 
 
 def _split(described: Mapping[str, Any]) -> Split:
@@ -173,9 +183,9 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
         ranks = saved.ranks_with(item.key)
         if not ranks:
             continue  # Only an item with the rule LEFT may be missing.
-        is_own = saved.size == size and rank in ranks
-        if is_own and _is_cut_alike(ranks[rank], item):
-            item.assign(saved.read(rank, item.key))
+        writer = _writer_of_own(saved, item, ranks)
+        if writer is not None:
+            item.assign(saved.read(writer, item.key))
         else:
             takers[item.rule](saved, item, rank, size)
 
@@ -191,9 +201,21 @@ def restore_callbacks(saved: Saved, callbacks: Iterable[Any]) -> None:
         callback_states.set_weights(callbacks, key, weights)
 
 
-def _is_cut_alike(described: Mapping[str, Any], item: Item) -> bool:
+def _writer_of_own(
+    saved: Saved, item: Item, ranks: Mapping[int, Mapping[str, Any]]
+) -> int | None:
+    """Returns the rank whose part has this rank's own value, or None."""
+    if item.shard is None:
+        rank = runtime.rank()
+        if saved.size != runtime.size() or rank not in ranks:
+            return None
+        return None if ranks[rank]["rule"] == Rule.SHARD.value else rank
     now = item.describe(item.value())
-    return all(described.get(n) == now.get(n) for n in ("size", "ranges"))
+    for rank, described in ranks.items():
+        then = {**described, "number": _number(described, rank)}
+        if all(then.get(n) == now.get(n) for n in _CUT):
+            return rank
+    return None
 
 
 def _check_same(saved: Saved, items: Sequence[Item]) -> None:
@@ -210,17 +232,23 @@ def _check_same(saved: Saved, items: Sequence[Item]) -> None:
             if item.rule is Rule.LEFT:
                 continue
             raise _another(saved, f"it has nothing for '{item.name}'")
-        described = ranks[min(ranks)]
-        now = item.describe(item.value())
-        part = "whole shape" if item.shard is not None else "shape"
-        for what in ("rule", "dtype", part):
-            if described.get(what) != now.get(what):
+        described = _of_whole(ranks[min(ranks)])
+        now = _of_whole(item.describe(item.value()))
+        for what in ("rule", "dtype", "shape"):
+            if described[what] != now[what]:
                 raise _another(
                     saved,
                     f"'{described['name']}' has the {what} "
-                    f"{described.get(what)}, and '{item.name}' now "
-                    f"{now.get(what)}",
+                    f"{described[what]}, and '{item.name}' now {now[what]}",
                 )
+
+
+def _of_whole(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a manifest would say of the item if it were not sharded."""
+    if described["rule"] != Rule.SHARD.value:
+        return dict(described)
+    shape = described["whole shape"]
+    return {**described, "rule": Rule.ALIKE.value, "shape": shape}
 
 
 def _another(saved: Saved, difference: str) -> ValueError:
@@ -231,7 +259,7 @@ def _another(saved: Saved, difference: str) -> ValueError:
 
 
 def _take_first(saved: Saved, item: Item, rank: int, size: int) -> None:
-    item.assign(saved.read(min(saved.ranks_with(item.key)), item.key))
+    item.assign(saved.whole(item.key))
 
 
 def _take_mean(saved: Saved, item: Item, rank: int, size: int) -> None:
