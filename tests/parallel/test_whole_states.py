@@ -18,9 +18,6 @@ from sharded_states import adam, fit, make_model
 
 import tfring
 from tfring import elastic
-from tfring._core import runtime
-from tfring._memory.sharding_ranks import ShardingRanks
-from tfring.elastic.variables import _STATES
 
 
 @pytest.mark.parametrize("jit_compile", [thorough(False), True])
@@ -168,21 +165,18 @@ def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
     assert path.exists()
 
 
-def test_elastic_commits_have_the_whole_state(rank):
+def test_elastic_commits_restore_each_shard(rank):
     model = fit(make_model())
     with pytest.raises(ValueError, match="TensorFlowKerasState"):
         elastic.TensorFlowState(model.optimizer.variables)
     state = elastic.TensorFlowKerasState(model, epoch=0)
-    state.sync()
-    before = state_bits(model)
-    fit(model)
-    state.restore()
-    assert state_bits(model) == before
-    for save in (state.commit, lambda: interrupted(state)):
+    for save in (state.sync, state.commit, lambda: interrupted(state)):
         fit(model)
         save()
-        saved = by_number(state._saved[_STATES])
-        np.testing.assert_equal(saved, whole(model.optimizer))
+        before = state_bits(model)
+        fit(model)
+        state.restore()
+        assert state_bits(model) == before
 
 
 def interrupted(state):
@@ -191,63 +185,6 @@ def interrupted(state):
         state.on_hosts_updated(1.0, elastic.HostUpdateResult.added)
     with pytest.raises(elastic.HostsUpdatedInterrupt):
         state.check_host_updates()
-
-
-@pytest.fixture
-def alone(monkeypatch):
-    """Returns a function that makes each rank the only one left."""
-
-    def lose_others():
-        monkeypatch.setattr(ShardingRanks, "rank", 0)
-        monkeypatch.setattr(ShardingRanks, "size", 1)
-
-    return lose_others
-
-
-def test_elastic_ranks_cut_anew(alone):
-    model = fit(make_model())
-    state = elastic.TensorFlowKerasState(model)
-    state.sync()
-    expected = whole(model.optimizer)
-    fit(model)
-    alone()
-    state.restore()
-    state.on_reset()
-    np.testing.assert_equal(own_variables(model.optimizer), expected)
-    variables = model.trainable_variables
-    model.optimizer.apply([tf.ones(v.shape) for v in variables], variables)
-    assert_same_on_all_ranks(variables)
-
-
-@pytest.mark.parametrize("begins", ["anew", "loaded", "after a training"])
-def test_a_rank_is_lost_before_an_elastic_state_is_shared(
-    begins, alone, monkeypatch
-):
-    # Other jobs keep what rank 0 alone has loaded.
-    monkeypatch.setattr(runtime, "may_grow", lambda: True)
-    model = make_model()
-    optimizer = model.optimizer
-    optimizer.build(model.trainable_variables)
-    if begins == "loaded":
-        before = fit(make_model()).optimizer
-        optimizer.load_own_variables(whole(before))
-    elif begins == "after a training":
-        fit(model)
-        elastic.TensorFlowKerasState(model).commit()
-    expected = whole(optimizer)
-    state = elastic.TensorFlowKerasState(model)
-    alone()
-    state.restore()
-    state.on_reset()
-    np.testing.assert_equal(own_variables(optimizer), expected)
-
-
-def test_a_trained_share_is_lost_before_an_elastic_state_is_shared(alone):
-    model = fit(make_model())
-    state = elastic.TensorFlowKerasState(model)
-    alone()
-    with pytest.raises(RuntimeError, match="before the first commit"):
-        state.on_reset()
 
 
 class TreeSaver(keras.callbacks.Callback):

@@ -118,7 +118,7 @@ def test_is_cut_anew_without_states():
     """As a worker of an elastic job does before its first commit."""
     optimizer = tfring.DistributedOptimizer("sgd", shard_states=True)
     trained(optimizer)
-    optimizer._cut_known_anew()
+    optimizer._cut_anew(None)
     assert optimizer.iterations == 3
 
 

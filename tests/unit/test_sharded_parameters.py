@@ -98,9 +98,12 @@ def test_other_ranks_have_other_shares(initialized, monkeypatch, jit_compile):
     total()
     monkeypatch.setattr(runtime, "rank", lambda: 2)
     monkeypatch.setattr(runtime, "size", lambda: 3)
-    assert kernel.cut_for_ranks(whole)
-    assert not kernel.cut_for_ranks(whole)
+    assert not kernel.is_for_these_ranks()
+    kernel.cut_for_ranks(whole)
+    assert kernel.is_for_these_ranks()
     [cut] = parameters_of([kernel])
+    kernel.cut_for_ranks(whole)
+    assert parameters_of([kernel]) == [cut]
     assert cut.group.shares == [cut]
     np.testing.assert_array_equal(
         cut.stored.numpy(), whole.ravel()[cut.begin :]

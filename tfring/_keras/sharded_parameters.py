@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -76,8 +76,8 @@ def shard_parameters(
     parameters are those of one process.
 
     In an elastic job, `tfring.elastic.fit` and `TensorFlowKerasState` share the
-    parameters out again when ranks are lost or join. Each commit keeps whole
-    parameters and states in the host's memory of every rank.
+    parameters out again when ranks are lost or join. Each commit keeps a
+    rank's own shares, and a copy of another rank's, in the host's memory.
 
     Files have whole parameters. Callbacks that save in `fit` need nothing else.
     Elsewhere, save and call `get_weights` within `tfring.whole_states(model)`.
@@ -264,10 +264,6 @@ def var_key(keras_key: Any, optimizer: Any, variable: Any) -> Any:
     return id(variable) if is_sharded else keras_key(optimizer, variable)
 
 
-def _is_for_these_ranks(shard: Shard, ranks: ShardingRanks) -> bool:
-    return (shard.rank, shard.size) == (ranks.rank, ranks.size)
-
-
 def _may_be_differentiated() -> bool:
     return not tf.executing_eagerly() or bool(record.could_possibly_record())
 
@@ -285,14 +281,18 @@ class ShardedVariable(keras.Variable):
         with tf.init_scope():
             # Only this parameter is whole meanwhile.
             whole = initializer(self.shape, dtype=self._dtype)
-            self._cut(tf.cast(whole, self._dtype), group)
+            whole = tf.cast(whole, self._dtype)
+            self._cut(lambda *part: copied_range(whole, *part), group)
 
-    def _cut(self, whole: tf.Tensor, group: ParameterGroup) -> None:
+    def _cut(
+        self, elements: Callable[[int, int], Any], group: ParameterGroup
+    ) -> None:
+        """Keeps the share of these ranks of the `elements` in a range."""
         shape, ranks = tuple(self.shape), group.ranks
         ranges = ranges_of(shape, ranks.size)
         begin, end = ranges[ranks.rank]
         self._value = tf.Variable(
-            copied_range(whole, begin, end),
+            elements(begin, end),
             trainable=self.trainable,
             name=self._path,
         )
@@ -305,30 +305,30 @@ class ShardedVariable(keras.Variable):
             numbers=ranks.numbers,
         )
 
-    def cut_for_ranks(self, whole: np.ndarray | None) -> bool:
-        """Takes another share if the ranks of an elastic job have changed.
-
-        Args:
-            whole: The whole value; None if this rank does not know it. The new
-                share is then zero until another rank broadcasts the value.
-
-        Returns:
-            Whether the ranks have changed.
-        """
+    def is_for_these_ranks(self) -> bool:
+        """Tells whether the ranks are those that the share was cut for."""
         shard, share = record_of(self).shard, parameter_share(self)
         assert share is not None
-        if _is_for_these_ranks(shard, share.group.ranks):
-            return False
+        ranks = share.group.ranks
+        return (shard.rank, shard.size) == (ranks.rank, ranks.size)
+
+    def cut_for_ranks(self, whole: np.ndarray) -> None:
+        """Takes this rank's share of a whole value.
+
+        It is another share if the ranks of an elastic job have changed.
+        """
+        share = parameter_share(self)
+        assert share is not None
+        if self.is_for_these_ranks():
+            record_of(self).shard.take(whole)
+            return
         # A function that was traced before reads the variable: an error is
         # better than shares of other ranks.
         tf.raw_ops.AssignVariableOp(
             resource=self._value.handle, value=tf.zeros([0], share.dtype)
         )
-        known = np.zeros(self.shape, self._dtype) if whole is None else whole
-        self._cut(tf.constant(known, share.dtype), share.group)
-        if whole is not None:
-            record_of(self).shard.load(whole)
-        return True
+        flat = whole.reshape(-1)
+        self._cut(lambda begin, end: flat[begin:end], share.group)
 
     @property
     def handle(self) -> Any:
@@ -348,7 +348,7 @@ class ShardedVariable(keras.Variable):
             return self._maybe_autocast(tf.zeros(self.shape, self._dtype))
         shard, share = record_of(self).shard, parameter_share(self)
         assert share is not None
-        if not _is_for_these_ranks(shard, share.group.ranks):
+        if not self.is_for_these_ranks():
             raise RuntimeError(
                 f"'{self.path}' was sharded on rank {shard.rank} of "
                 f"{shard.size}, and this is rank {runtime.rank()} of "

@@ -11,9 +11,7 @@ value that it reads.
 
 Note [Loaded on one rank]: rank 0 keeps a whole value that it loads until its
 next step, so that a broadcast from it can give all ranks their shards. The
-value waits in a temporary file: a machine may have no memory for it. In an
-elastic job every rank keeps an optimizer's states, because a rank may be lost
-before the first commit.
+value waits in a temporary file: a machine may have no memory for it.
 """
 
 from __future__ import annotations
@@ -94,8 +92,6 @@ class Shard:
         self.all_ranks = process_set if numbers is None else global_process_set
         # An entry for each open `whole_states` context; the innermost is last.
         self._gathered: list[_Gathered] = []
-        # In an elastic job: the whole value of the last commit.
-        self._kept: _Gathered | None = None
         self._loaded: Spooled | None = None
         # The fingerprint of this shard after the last load.
         self._loaded_shard: str | None = None
@@ -160,15 +156,6 @@ class Shard:
     def is_gathered(self) -> bool:
         """Whether a context of `gathered` is open."""
         return bool(self._gathered)
-
-    def keep_gathered(self) -> None:
-        """Keeps the whole value after the context, until the next one."""
-        self._kept = self._gathered[-1]
-
-    def kept(self) -> np.ndarray | None:
-        """Returns the whole value that was kept, if it is still current."""
-        kept = self._kept
-        return None if kept is None or self._has_changed(kept) else kept.value
 
     def loaded(self) -> np.ndarray | None:
         """Returns the whole value that was loaded, if this rank keeps it."""
@@ -264,13 +251,15 @@ class Shard:
                 f"ranks and has the whole shape {self.split.shape}. Load the "
                 "value of a model or an optimizer of the same shapes."
             )
-        self._loaded = self._kept = None
+        self._loaded = None
         self._assign(self.split.shard_of(whole, self.rank))
-        if len(self.numbers) > 1 and (
-            self.rank == 0
-            or (self.optimizer is not None and runtime.may_grow())
-        ):
+        if len(self.numbers) > 1 and self.rank == 0:
             self._loaded = spooled(np.asarray(whole))
+
+    def take(self, whole: np.ndarray) -> None:
+        """Takes this rank's shard of an array that all ranks have."""
+        self.variable.assign(self.split.shard_of(whole, self.rank))
+        self._loaded, self._loaded_shard = None, None
 
     def _assign(self, shard: np.ndarray) -> None:
         self.variable.assign(shard)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.training.saving.saveable_object import SaveSpec
 
@@ -57,45 +56,6 @@ class WholeStates(_Optimizer):
         self.build(list(self._trainable_variables))
         if values is not None:
             assign_in_turn(self._variables, iter(values))
-
-    def _cut_known_anew(self) -> None:
-        """Shards the whole values that this rank has, without communication.
-
-        Raises:
-            RuntimeError: This rank has only a shard of a value.
-        """
-        shards = self._shards()
-        known = self._known(list(shards.values()))
-        if known is None:
-            iterations = int(self._iterations)
-            if iterations > 0:
-                raise RuntimeError(
-                    f"The optimizer '{self.name}' has shard_states=True, and "
-                    f"was trained for {iterations} steps before the elastic "
-                    "state was made: a rank with a shard of its states was "
-                    "lost before the first commit. Save it before, and load it "
-                    "where the script begins."
-                )
-            self._cut_anew(None)
-            return
-        whole = dict(zip(shards, known, strict=True))
-        self._cut_anew(
-            [
-                whole[number] if number in whole else variable.numpy()
-                for number, variable in enumerate(self._variables)
-            ]
-        )
-
-    def _known(self, shards: Sequence[Shard]) -> list[np.ndarray] | None:
-        """Returns the whole values if this rank has all of them."""
-        if self._tfring_layout.size == 1:
-            return [shard.whole() for shard in shards]
-        loaded = [each.loaded() for each in shards if each.has_loaded()]
-        for wholes in (loaded, [each.kept() for each in shards]):
-            found = [whole for whole in wholes if whole is not None]
-            if len(found) == len(shards):
-                return found
-        return None
 
     def _take_whole(self, values: Iterable[Any]) -> None:
         """Assigns whole values; shards them again if the ranks have changed."""

@@ -164,26 +164,3 @@ def assign_whole_values(optimizer: Any, values: Iterable[Any]) -> None:
             each._take_whole(islice(rest, len(each._variables)))
         else:
             assign_in_turn(each._variables, rest)
-
-
-def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
-    """Shards states again for the current ranks, if these have changed.
-
-    Args:
-        optimizer: Any optimizer, or a model.
-        values: A result of `whole_values`; None for the values that this rank
-            knows.
-
-    Raises:
-        RuntimeError: This rank does not have the values.
-    """
-    others = [
-        each
-        for each in sharded_optimizers(optimizer)
-        if each._is_for_other_ranks()
-    ]
-    if others and values is not None:
-        assign_whole_values(optimizer, values)
-        return
-    for each in others:
-        each._cut_known_anew()

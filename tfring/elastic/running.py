@@ -14,7 +14,7 @@ from tfring._core import runtime
 from tfring._core.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tfring._core.launcher_link import Over
 from tfring._ops.barrier import barrier
-from tfring.elastic.state import State
+from tfring.elastic.state import LostStateError, State
 from tfring.elastic.termination import goes_with_a_commit
 
 # The longest result, as JSON, that the launcher keeps for later workers.
@@ -196,6 +196,8 @@ def _result_of_others(over: Over) -> Any:
 
 def _is_of_the_job(error: Exception) -> bool:
     """Returns True if the error is the job's, and not one of `func`."""
+    if isinstance(error, LostStateError):  # it is raised on every rank
+        return False
     return isinstance(error, HorovodInternalError) or (
         runtime.is_initialized() and runtime.reason_of_end() is not None
     )

@@ -24,6 +24,10 @@ class HostUpdateResult(enum.IntFlag):
     mixed = removed | added
 
 
+class LostStateError(RuntimeError):
+    """The ranks that are left cannot put the last commit together."""
+
+
 class State:
     """Base class of the state that `run` saves, restores and shares.
 
@@ -140,7 +144,7 @@ class State:
         if self._is_in_a_round():
             return
         if (update := self._take_update()) is not None:
-            # Ranks with shards gather them while all ranks are still there.
+            # Ranks with shards copy them while all ranks are still there.
             self.save()
             raise update
 
@@ -240,14 +244,18 @@ class ObjectState(State):
 
     def save(self) -> None:
         # A commit that fails leaves the commit before it whole.
-        self._saved = self._snapshot()
+        self._keep(self._snapshot())
+
+    def _keep(self, snapshot: dict[str, Any]) -> None:
+        """Makes a snapshot the last commit."""
+        self._saved = snapshot
 
     def restore(self) -> None:
         self._assign(self._saved)
 
     def sync(self) -> None:
         self._share_values()
-        self._saved = self._snapshot()
+        self._keep(self._snapshot())
 
     def _describe(self) -> list[tuple[str, str]]:
         return [(f"attribute {name!r}", "") for name in sorted(self._names)]
@@ -258,7 +266,7 @@ class ObjectState(State):
         Subclasses add items, under names that no attribute has.
 
         Args:
-            is_collective: If true, the ranks gather their parts.
+            is_collective: If true, the ranks copy each other's shards.
         """
         return {
             name: copy.deepcopy(getattr(self, name)) for name in self._names

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._memory.parameters import parameter_share, parameters_of
+from tfring._ops.barrier import barrier
+from tfring._ops.gather_json import gather_json
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._state.broadcast_variables import broadcast_variables
@@ -18,27 +20,28 @@ from tfring._state.model_state import (
     shared_variables,
     without_metrics,
 )
+from tfring._state.optimizers import optimizers_of
 from tfring._state.round_state import assign_all
 from tfring._state.shards import (
     saved_value,
     shard_of,
-    shards_of,
     split_off_shards,
 )
-from tfring._state.whole_states import (
-    assign_whole_values,
-    average_all_accumulated,
-    cut_for_ranks,
-    gathered,
-    sharded_optimizers,
-    whole_states,
-    whole_values,
+from tfring._state.whole_states import average_all_accumulated
+from tfring.elastic.sharded_variables import ShardedVariables
+from tfring.elastic.share_copies import (
+    exchanged_copies,
+    own_copies,
+    remember,
+    remembered,
 )
 from tfring.elastic.state import ObjectState
 
 # Keys in a commit, which are no names of attributes.
-_VARIABLES, _STATES = "variables of a model", "states of an optimizer"
-_ROUNDS = "state of rounds"
+_VARIABLES, _ROUNDS = "variables", "state of rounds"
+_COPIES, _NUMBER = "copies of shards", "number of the commit"
+# The number of the state before its first commit.
+_NO_COMMIT = 0
 # The functions that Keras traces.
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -145,9 +148,11 @@ class TensorFlowKerasState(ObjectState):
     are traced again after a new start that changes one of them.
 
     The loss of a rank loses nothing of a commit: accumulated gradients become
-    their mean over the ranks in each commit, and with `shard_states=True` and
-    `tfring.shard_parameters` each rank's commit has whole states and
-    parameters, in the host's memory.
+    their mean over the ranks in each commit. With `shard_states=True` and
+    `tfring.shard_parameters` each rank keeps copies of its own shards and of
+    one other rank's, in the host's memory. The other rank is on another machine
+    if there is one with enough ranks. `run` raises an error on every rank if
+    both ranks with the copies of a shard are lost at once.
 
     Args:
         model: A Keras model that has been built.
@@ -206,11 +211,14 @@ class TensorFlowKerasState(ObjectState):
         _check_no_rows(
             name, [v for v in model.variables if parameter_share(v) is None]
         )
-        # The first parameter whose shares were lost before any commit.
-        self._lost: str | None = None
+        self._sharded = ShardedVariables(model, self.optimizer)
+        # See Note [One commit on all ranks].
+        self._number = _NO_COMMIT
+        self._unconfirmed: dict[str, Any] | None = None
         self._keeps_traces = keep_traces
         self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
+        self._number = self._saved[_NUMBER]
 
     def _describe(self) -> list[tuple[str, str]]:
         # The shape of a shard differs between ranks.
@@ -224,51 +232,42 @@ class TensorFlowKerasState(ObjectState):
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
         if is_collective:
-            shards = shards_of(self.optimizer)
-            # Frozen parameters are not the optimizer's.
-            rest = [s for s in shards_of(self.model) if s not in shards]
-            with whole_states(self.optimizer), gathered(rest):
-                states: list[Any] | None = whole_values(self.optimizer)
-                values: list[Any] = list(
-                    map(saved_value, without_metrics(self.model))
-                )
-                for shard in shards:
-                    shard.keep_gathered()
+            for each in optimizers_of(self.optimizer):
+                average_all_accumulated(each.variables)
+            number = self._number + 1
+            copies = exchanged_copies(self._sharded.shards())
         else:
-            # A single rank cannot save sharded states and parameters.
-            states = None
-            if not self._is_sharded():
-                states = whole_values(self.optimizer)
-            values = [
-                None if shard_of(variable) else saved_value(variable)
-                for variable in without_metrics(self.model)
-            ]
+            number, copies = _NO_COMMIT, own_copies(self._sharded.shards())
+            known = remembered(self.optimizer, copies)
+            if known is not None:
+                number, copies = _NO_COMMIT + 1, known
         return super()._snapshot(is_collective) | {
-            _VARIABLES: values,
-            _STATES: states,
+            _VARIABLES: [
+                None if shard_of(variable) else saved_value(variable)
+                for variable in self._sharded.all_variables()
+            ],
             _ROUNDS: _values(_states_of_rounds(self.model.variables)),
+            _COPIES: copies,
+            _NUMBER: number,
         }
 
-    def _cut_parameters(self, snapshot: dict[str, Any]) -> None:
-        """Shards parameters again if the ranks have changed."""
-        for variable, value in zip(
-            without_metrics(self.model), snapshot[_VARIABLES], strict=True
-        ):
-            if parameter_share(variable) is not None:
-                was_cut = variable.cut_for_ranks(value)
-                if was_cut and value is None:
-                    self._lost = self._lost or variable.path
+    def _keep(self, snapshot: dict[str, Any]) -> None:
+        if self._sharded.exist:
+            self._unconfirmed = snapshot
+            barrier()
+            self._unconfirmed = None
+            self._number = snapshot[_NUMBER]
+            remember(self.optimizer, snapshot[_COPIES])
+        super()._keep(snapshot)
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
-        # The optimizer has shares of the parameters.
-        self._cut_parameters(snapshot)
         for variable, value in zip(
-            without_metrics(self.model), snapshot[_VARIABLES], strict=True
+            self._sharded.all_variables(), snapshot[_VARIABLES], strict=True
         ):
             if value is not None:
                 variable.assign(value)
-        if snapshot[_STATES] is not None:
-            assign_whole_values(self.optimizer, snapshot[_STATES])
+        # After a change of the ranks, `reset` gives them their shards.
+        self._sharded.assign(snapshot[_COPIES])
         assign_all(_states_of_rounds(self.model.variables), snapshot[_ROUNDS])
         super()._assign(snapshot)
 
@@ -282,18 +281,12 @@ class TensorFlowKerasState(ObjectState):
         )
 
     def _share_values(self) -> None:
-        if parameters_of(self.model.variables):
-            lost = self._bcast_object(self._lost)
-            if lost is not None:
-                raise RuntimeError(
-                    f"{type(self).__name__}: a rank was lost before the first "
-                    f"commit, and with it its share of '{lost}' "
-                    "(tfring.shard_parameters). Start the job again."
-                )
+        if self._sharded.exist:
+            numbers = gather_json(self._number, name="elastic/number")
+            self._number = max(numbers)
         broadcast_variables(
             self._shared_variables(), 0, same_seeds=self._same_seeds
         )
-        self._lost = None
         super()._share_values()
 
     def reset(self) -> None:
@@ -301,17 +294,40 @@ class TensorFlowKerasState(ObjectState):
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
         self._traced_at = runtime.job().topology
-        self._cut_parameters(self._saved)
-        cut_for_ranks(self.optimizer, self._saved[_STATES])
+        if self._sharded.exist:
+            self._share_out_again()
+
+    def _share_out_again(self) -> None:
+        """Gives each rank its shards of the last commit, if ranks have changed.
+
+        Collective; see Note [One commit on all ranks].
+
+        Raises:
+            LostStateError: Some shards are lost. It is raised on every rank.
+        """
+        confirmed, unconfirmed = self._saved[_NUMBER], self._unconfirmed
+        are_same = self._sharded.are_for_these_ranks(self._saved[_COPIES])
+        told = gather_json([confirmed, are_same], name="elastic/commits")
+        newest = max(number for number, _ in told)
+        if unconfirmed is not None and confirmed < newest:
+            self._saved = unconfirmed
+            self._assign(self._saved)
+        self._unconfirmed = None
+        if all(are_same for _, are_same in told):
+            return
+        if newest == _NO_COMMIT:
+            self._sharded.begin_again()
+            return
+        has_commit = self._saved[_NUMBER] == newest
+        self._sharded.put_together(self._saved[_COPIES] if has_commit else {})
+        if has_commit:  # the optimizer's variables may be new
+            self._assign(self._saved)
 
     def traces_hold(self) -> bool:
         """Tells whether the model's traced functions are valid in this job."""
-        if self._is_sharded() or were_added():  # process sets were removed
+        if self._sharded.exist or were_added():  # process sets were removed
             return False
         return self._keeps_traces or runtime.job().topology == self._traced_at
-
-    def _is_sharded(self) -> bool:
-        return any(sharded_optimizers(self.optimizer))
 
 
 class KerasState(TensorFlowKerasState):
