@@ -18,7 +18,7 @@ from mpi4py import MPI
 import tfring
 from tfring import elastic
 from tfring._core import mpi_job, runtime
-from tfring._memory.parameters import parameter_share
+from tfring._memory.parameters import parameter_share, parameters_of
 from tfring.elastic import variables
 
 pytestmark = pytest.mark.usefixtures("several_ranks")
@@ -57,7 +57,9 @@ def make(kind):
     with (
         contextlib.nullcontext()
         if kind == "states"
-        else tfring.shard_parameters(min_elements=100)
+        else tfring.shard_parameters(
+            min_elements=100, within="host" if kind == "within host" else None
+        )
     ):
         model = keras.Sequential(
             [
@@ -148,6 +150,40 @@ def test_ranks_leave_and_join(job_of, size, kind):
     whole_bits(model)
 
 
+def test_machines_share_out_until_their_ranks_differ(job_of, size, monkeypatch):
+    of_machine = 2 if size == 4 else 1
+
+    def nodes(self):
+        return self.comm.allgather(MPI.COMM_WORLD.rank // of_machine)
+
+    def ranks_of(model):
+        [share, *_] = parameters_of(model.variables)
+        return share.group.ranks.size
+
+    monkeypatch.setattr(mpi_job.MpiJob, "nodes", nodes)
+    job_of(list(range(size)))
+    model, state = begun("within host")
+    assert ranks_of(model) == of_machine
+    bits = whole_bits(model)
+    train(model)
+    if job_of(list(range(size - 1))):
+        new_start(state)
+        assert ranks_of(model) == (3 if size == 4 else 1)
+        assert whole_bits(model) == bits
+        train(model)
+        state.commit()
+        bits = whole_bits(model)
+    else:
+        model = make("within host")
+        state = elastic.TensorFlowKerasState(model, step=0)
+    job_of(list(range(size)))
+    new_start(state)
+    assert ranks_of(model) == of_machine
+    assert tfring.broadcast_object(bits) == whole_bits(model)
+    train(model)
+    whole_bits(model)
+
+
 def test_a_restore_is_exact_and_keeps_copies_of_its_own(size):
     model, state = begun("parameters")
     bits = whole_bits(model)
@@ -196,16 +232,16 @@ def test_a_rank_is_lost_in_a_commit(job_of, size, monkeypatch, confirmed, last):
     state.step = 4
     after = whole_bits(model)
     by = {"by rank 0": 0, "by the last": size - 1}.get(confirmed)
-    barrier = tfring.barrier
+    gather = variables.gather_json
 
-    def lost_barrier():
-        if by is not None:
-            barrier()
+    def lost_gather(own, name):
+        gathered = None if by is None else gather(own, name=name)
         if tfring.rank() != by:
             raise LostError
+        return gathered
 
     with monkeypatch.context() as patch:
-        patch.setattr(variables, "barrier", lost_barrier)
+        patch.setattr(variables, "gather_json", lost_gather)
         if tfring.rank() == by:
             state.commit()
         else:

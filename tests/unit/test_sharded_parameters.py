@@ -1,5 +1,7 @@
 """Sharded parameters in one process: arguments, errors, memory of shares."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import tensorflow as tf
 import tfring
 from tfring._core import native, runtime
 from tfring._memory.parameters import copied_range, parameters_of
-from tfring._memory.sharding_ranks import sharding_ranks
+from tfring._memory.sharding_ranks import ranks_of_hosts, sharding_ranks
 
 
 def dense():
@@ -60,13 +62,22 @@ def test_one_rank_of_an_elastic_job_shards(initialized, monkeypatch):
     assert layer(tf.ones((2, 200))).shape == (2, 200)
 
 
-def test_ranks_of_an_elastic_job_have_no_copies(initialized, monkeypatch):
+def test_an_elastic_job_has_no_process_sets_to_share_within(
+    initialized, monkeypatch
+):
     monkeypatch.setattr(runtime, "may_grow", lambda: True)
     with (
-        pytest.raises(NotImplementedError, match="Leave it out in an elastic"),
-        tfring.shard_parameters(within="host"),
+        pytest.raises(NotImplementedError, match="pass within='host'"),
+        tfring.shard_parameters(within=tfring.global_process_set),
     ):
         pass
+
+
+def test_uneven_machines_share_out_together(initialized, monkeypatch, caplog):
+    job = types.SimpleNamespace(nodes=lambda: [0, 0, 2])
+    monkeypatch.setattr(runtime, "job", lambda: job)
+    assert ranks_of_hosts().process_set is tfring.global_process_set
+    assert "different numbers of ranks" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ import tensorflow as tf
 from tfring._state.shards import Shard
 from tfring._state.splits import Flat
 from tfring.elastic import share_copies
-from tfring.elastic.share_copies import FoundCopies, ShardCopy, copy_holders
+from tfring.elastic.share_copies import (
+    FoundCopies,
+    ShardCopy,
+    copy_holders,
+    may_leave_at_once,
+)
 from tfring.elastic.state import LostStateError
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -36,6 +41,28 @@ def test_copies_are_on_other_machines(nodes, holders):
     # No other choice leaves fewer copies on the same machine.
     if len(set(nodes)) > 1:
         assert sum(same) == max(0, 2 * largest - len(nodes))
+
+
+@pytest.mark.parametrize(
+    ("asked", "leaving"),
+    [
+        ([], set()),
+        ([2], {2}),
+        # A machine.
+        ([2, 3], {2, 3}),
+        # Rank 2 has the copy of rank 0's shards, and the other way round.
+        ([0, 2], {0}),
+        ([0, 1, 2, 3], {0, 1}),
+    ],
+)
+def test_no_rank_leaves_with_the_copy_of_its_shards(asked, leaving):
+    holders = copy_holders([0, 0, 2, 2])
+    is_asked = [rank in asked for rank in range(4)]
+    assert may_leave_at_once(is_asked, holders) == leaving
+
+
+def test_one_rank_has_no_copies_elsewhere():
+    assert may_leave_at_once([True], copy_holders([0])) == {0}
 
 
 def shard_of_four(rank):

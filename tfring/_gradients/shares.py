@@ -398,6 +398,13 @@ class Layout:
         """Returns the ranks that have the shares of a variable."""
         return self._ranks[index]
 
+    def has_other_parameters(self) -> bool:
+        """Tells whether a sharded parameter has another share by now."""
+        return any(
+            share.parameter is not parameter_share(variable)
+            for share, variable in zip(self.shares, self.variables, strict=True)
+        )
+
     def index_of(self, variable: Any) -> int:
         """Returns the index of a variable in `variables`.
 

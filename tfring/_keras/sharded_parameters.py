@@ -35,11 +35,7 @@ from tfring._memory.parameters import (
     copied_range,
     parameter_share,
 )
-from tfring._memory.sharding_ranks import (
-    ShardingRanks,
-    checked_within,
-    sharding_ranks,
-)
+from tfring._memory.sharding_ranks import ShardingRanks, agreed_ranks
 from tfring._ops.gather_json import gather_json
 from tfring._state.broadcast_variables import broadcast_variables
 from tfring._state.records import record_of
@@ -95,10 +91,13 @@ def shard_parameters(
             sharding", HSDP). Parameters are then gathered between these ranks
             alone. Gradients are reduce-scattered between them, and then each
             share's is averaged with the other sets. All sets must have equally
-            many ranks. Default: all ranks of the job.
+            many ranks; in an elastic job all ranks share parameters out while
+            the machines have different numbers. The ranks with the same share
+            become a process set, which stays until `tfring.shutdown`. Default:
+            all ranks of the job.
 
     Raises:
-        NotImplementedError: `within` is passed in an elastic job.
+        NotImplementedError: `within` is a process set, in an elastic job.
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: `within` is of a wrong type.
         ValueError: An argument is not positive, the sets of `within` are no
@@ -130,7 +129,8 @@ def shard_parameters(
         with _entered(None):
             yield
         return
-    scope = _Scope(min_elements, group_bytes, _agreed_ranks(within))
+    ranks = agreed_ranks(within)
+    scope = _Scope(min_elements, group_bytes, ranks, within == "host")
     with _entered(scope):
         yield
     # A worker that joins an elastic job is compared with the others when it
@@ -145,16 +145,6 @@ def shard_parameters(
             "model.build(input_shape), or pass a smaller min_elements."
         )
     _copy_to_replicas(scope)
-
-
-def _agreed_ranks(
-    within: ProcessSet | Literal["host"] | None,
-) -> ShardingRanks:
-    """Returns the ranks that share parameters out. Collective."""
-    own = checked_within(within)
-    if runtime.may_grow():
-        return ShardingRanks()
-    return sharding_ranks(gather_json(own, name="shard_parameters/within"))
 
 
 def _copy_to_replicas(scope: _Scope) -> None:
@@ -196,6 +186,7 @@ class _Scope:
     min_elements: int
     group_bytes: int
     ranks: ShardingRanks
+    within_host: bool
     groups: list[ParameterGroup] = dataclasses.field(default_factory=list)
 
     def takes(self, variable: Any) -> bool:
@@ -219,7 +210,11 @@ class _Scope:
             or last.shares[0].parameter._autocast != variable._autocast
         ):
             self.groups.append(
-                ParameterGroup(str(len(self.groups)), self.ranks)
+                ParameterGroup(
+                    str(len(self.groups)),
+                    self.ranks,
+                    within_host=self.within_host,
+                )
             )
         return self.groups[-1]
 
@@ -310,7 +305,10 @@ class ShardedVariable(keras.Variable):
         shard, share = record_of(self).shard, parameter_share(self)
         assert share is not None
         ranks = share.group.ranks
-        return (shard.rank, shard.size) == (ranks.rank, ranks.size)
+        # A set with the same ranks may be of an earlier job.
+        return shard.process_set is ranks.process_set and (
+            (shard.rank, shard.size) == (ranks.rank, ranks.size)
+        )
 
     def cut_for_ranks(self, whole: np.ndarray) -> None:
         """Takes this rank's share of a whole value.

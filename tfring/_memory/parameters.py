@@ -43,13 +43,18 @@ class ParameterGroup:
     Attributes:
         name: The prefix of the names of requests, the same on all ranks.
         ranks: The ranks that have its shares.
+        within_host: Whether these shall be the ranks of a machine after each
+            change of the job's ranks, too.
         shares: The shares of its parameters, which have one dtype.
         reduction: How their gradients are averaged.
     """
 
-    def __init__(self, name: str, ranks: ShardingRanks) -> None:
+    def __init__(
+        self, name: str, ranks: ShardingRanks, *, within_host: bool = False
+    ) -> None:
         self.name = name
         self.ranks = ranks
+        self.within_host = within_host
         self.shares: list[ParameterShare] = []
         self.reduction = Reduction()
         self._is_reduced = False

@@ -11,9 +11,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from absl import logging
+
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
-from tfring._ops.process_set_registry import host_set, own_set
+from tfring._ops.gather_json import gather_json
+from tfring._ops.process_set_registry import own_set
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,21 +51,48 @@ class ShardingRanks:
         return 1 if self.replicas is None else self.replicas.size()
 
 
-def checked_within(
+def agreed_ranks(
     within: ProcessSet | Literal["host"] | None,
-) -> list[int] | None:
-    """Returns the ranks that this rank passes to share parameters out.
+) -> ShardingRanks:
+    """Returns the ranks that share parameters out.
 
-    Collective if `within` is "host".
+    Collective, except in an elastic job: a worker that joins builds alone, and
+    the ranks of each machine are taken when its state is shared.
 
     Raises:
-        NotImplementedError: The ranks of the job may change.
+        ValueError: Another rank has passed a wrong `within`.
+    """
+    if runtime.may_grow():
+        _checked_within(within)
+        return ShardingRanks()
+    asked, error = None, None
+    try:
+        asked = _checked_within(within)
+    except (TypeError, ValueError) as wrong:
+        error = wrong
+    own = [asked, None if error is None else str(error)]
+    of_ranks = gather_json(own, name="shard_parameters/within")
+    if error is not None:
+        raise error
+    for rank, (_, text) in enumerate(of_ranks):
+        if text is not None:
+            raise ValueError(f"On rank {rank}: {text}")
+    return sharding_ranks([each for each, _ in of_ranks])
+
+
+def _checked_within(
+    within: ProcessSet | Literal["host"] | None,
+) -> list[int] | Literal["host"] | None:
+    """Returns the ranks that this rank passes to share parameters out.
+
+    Raises:
+        NotImplementedError: It is a process set, and ranks may change.
         TypeError: It is neither a process set nor "host" nor None.
         ValueError: The process set has not been added.
     """
-    if within is None:
-        return None
-    if within != "host" and not isinstance(within, ProcessSet):
+    if within is None or within == "host":
+        return within
+    if not isinstance(within, ProcessSet):
         raise TypeError(
             "shard_parameters: within must be a tfring.ProcessSet, 'host' or "
             f"None, got {within!r}."
@@ -70,24 +100,57 @@ def checked_within(
     if runtime.may_grow():
         raise NotImplementedError(
             f"shard_parameters: within={within!r} is for a job whose ranks do "
-            "not change. Leave it out in an elastic job."
+            "not change. In an elastic job a change removes process sets: pass "
+            "within='host', or leave it out."
         )
-    if within == "host":
-        within = host_set()
     within.size()  # It must be part of the job.
     return within.ranks
 
 
-def sharding_ranks(sets: Sequence[list[int] | None]) -> ShardingRanks:
-    """Returns the ranks that share parameters out. Collective, and eager.
+def ranks_of_hosts() -> ShardingRanks:
+    """Returns the ranks of each machine, in a job whose ranks may change.
+
+    If the machines have different numbers of ranks, all ranks of the job share
+    variables out until the next change. Collective, and eager.
+    """
+    sets = _ranks_by_host()
+    if len(set(map(len, sets))) == 1:
+        return sharding_ranks(sets)
+    if runtime.rank() == 0:
+        logging.warning(
+            "tfring: the machines have different numbers of ranks. Until that "
+            "changes, all ranks share out the parameters of "
+            "shard_parameters(within='host')."
+        )
+    return ShardingRanks()
+
+
+def _ranks_by_host() -> list[list[int]]:
+    """Returns, for each rank, the ranks on its machine. Collective."""
+    nodes = runtime.job().nodes()
+    return [
+        [rank for rank, each in enumerate(nodes) if each == node]
+        for node in nodes
+    ]
+
+
+def sharding_ranks(
+    asked: Sequence[list[int] | Literal["host"] | None],
+) -> ShardingRanks:
+    """Returns the ranks that share variables out. Collective, and eager.
 
     Args:
-        sets: What `checked_within` has returned on each rank.
+        asked: What `_checked_within` has returned on each rank.
 
     Raises:
         ValueError: They are no division of all ranks into equal parts. The
             message names a rank.
     """
+    by_host = _ranks_by_host() if "host" in asked else []
+    sets = [
+        by_host[rank] if isinstance(each, str) else each
+        for rank, each in enumerate(asked)
+    ]
     if all(each is None for each in sets):
         return ShardingRanks()
     for rank, ranks in enumerate(sets):

@@ -70,6 +70,7 @@ class WholeStates(_Optimizer):
         ranks = ShardingRanks(layout.options.process_set)
         return runtime.is_initialized() and (
             (layout.rank, layout.size) != (ranks.rank, ranks.size)
+            or layout.has_other_parameters()
         )
 
     def _trackable_children(

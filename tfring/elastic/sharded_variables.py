@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tfring._core import runtime
-from tfring._memory.parameters import parameter_share
+from tfring._memory.parameters import parameter_share, parameters_of
+from tfring._memory.sharding_ranks import ranks_of_hosts
 from tfring._ops.gather_json import gather_json
 from tfring._state.model_state import without_metrics
 from tfring._state.optimizers import with_inner
@@ -26,6 +27,8 @@ class ShardedVariables:
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._model = model
         self._optimizer = optimizer
+        # The number of the job for which ranks were chosen.
+        self._chosen_in: int | None = None
 
     @property
     def exist(self) -> bool:
@@ -69,6 +72,29 @@ class ShardedVariables:
                 for each in sharded_optimizers(self._optimizer)
             )
         )
+
+    def choose_ranks(self) -> bool:
+        """Has the ranks of each machine share parameters out, where asked for.
+
+        Collective, except where that has been done in this job.
+
+        Returns:
+            Whether other ranks share them out from now on.
+        """
+        shares = parameters_of(self.parameters())
+        groups = {
+            id(share.group): share.group
+            for share in shares
+            if share.group.within_host
+        }
+        if not groups or self._chosen_in == runtime.job_number():
+            return False
+        ranks = ranks_of_hosts()
+        before = {group.ranks.process_set for group in groups.values()}
+        for group in groups.values():
+            group.ranks = ranks
+        self._chosen_in = runtime.job_number()
+        return before != {ranks.process_set}
 
     def put_together(self, copies: Copies) -> None:
         """Gives these ranks their shards of a commit. Collective.

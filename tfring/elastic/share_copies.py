@@ -62,7 +62,7 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     """Returns, for each rank, the rank that has the copy of its shards.
 
     It is on another node, except for some ranks of a node that has more than
-    half of all ranks. Several ranks are needed.
+    half of all ranks. One rank alone is its own.
 
     Args:
         nodes: For each rank the number of its node.
@@ -73,6 +73,25 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     shift = largest if largest < len(nodes) else 1
     holders = dict(zip(order, order[shift:] + order[:shift], strict=True))
     return [holders[rank] for rank in range(len(nodes))]
+
+
+def may_leave_at_once(
+    is_asked: Sequence[bool], holders: Sequence[int]
+) -> set[int]:
+    """Returns the ranks that may leave without the loss of a shard.
+
+    Others must wait until shards have been cut again. One rank of several may
+    always leave.
+
+    Args:
+        is_asked: For each rank whether it has been asked to leave.
+        holders: See `copy_holders`.
+    """
+    leaving: set[int] = set()
+    for rank, asked in enumerate(is_asked):
+        if asked and not leaving & {holders[rank], holders.index(rank)}:
+            leaving.add(rank)
+    return leaving
 
 
 def own_copies(shards: Sequence[Shard]) -> Copies:
@@ -89,16 +108,19 @@ def own_copies(shards: Sequence[Shard]) -> Copies:
     }
 
 
-def exchanged_copies(shards: Sequence[Shard]) -> Copies:
+def exchanged_copies(shards: Sequence[Shard], holders: Sequence[int]) -> Copies:
     """Returns copies of this rank's shards, and of another rank's.
 
     Shards that several sets of ranks have are copies of each other already.
     Collective, and eager.
+
+    Args:
+        shards: The shards of this rank.
+        holders: See `copy_holders`.
     """
     copies, rank = own_copies(shards), runtime.rank()
-    if not shards or runtime.size() == 1:
+    if holders[rank] == rank:
         return copies
-    holders = copy_holders(runtime.job().nodes())
     owner = holders.index(rank)
     received: list[ShardCopy | None] = []
     for shard in shards:

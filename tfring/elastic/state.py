@@ -53,6 +53,8 @@ class State:
         # The number of commits since the job began; -1 before `run` has shared
         # the state.
         self._commits = -1
+        # Whether the last commit has all that this rank alone could lose.
+        self._may_leave = True
         # Whether the launcher has heard of this state since the last new start.
         self._is_told = False
 
@@ -128,7 +130,8 @@ class State:
         if not self._is_told:  # a step may have made variables
             self._is_told = True
             runtime.tell_of_state(self._describe)
-        leave_if_asked()
+        if self._may_leave:
+            leave_if_asked()
         if update is not None:
             raise update
 

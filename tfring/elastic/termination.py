@@ -50,6 +50,11 @@ def _ask(number: int, frame: FrameType | None) -> None:
     tcp_job.stop_waiting()
 
 
+def is_asked() -> bool:
+    """Tells whether SIGTERM has arrived."""
+    return _is_asked
+
+
 def leave_if_asked() -> None:
     """Ends this process if SIGTERM has arrived; call it after a commit.
 

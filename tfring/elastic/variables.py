@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._memory.parameters import parameter_share, parameters_of
-from tfring._ops.barrier import barrier
 from tfring._ops.gather_json import gather_json
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
@@ -30,12 +29,15 @@ from tfring._state.shards import (
 from tfring._state.whole_states import average_all_accumulated
 from tfring.elastic.sharded_variables import ShardedVariables
 from tfring.elastic.share_copies import (
+    copy_holders,
     exchanged_copies,
+    may_leave_at_once,
     own_copies,
     remember,
     remembered,
 )
 from tfring.elastic.state import ObjectState
+from tfring.elastic.termination import is_asked
 
 # Keys in a commit, which are no names of attributes.
 _VARIABLES, _ROUNDS = "variables", "state of rounds"
@@ -215,6 +217,7 @@ class TensorFlowKerasState(ObjectState):
         # See Note [One commit on all ranks].
         self._number = _NO_COMMIT
         self._unconfirmed: dict[str, Any] | None = None
+        self._holders: list[int] = []
         self._keeps_traces = keep_traces
         self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
@@ -234,8 +237,11 @@ class TensorFlowKerasState(ObjectState):
         if is_collective:
             for each in optimizers_of(self.optimizer):
                 average_all_accumulated(each.variables)
-            number = self._number + 1
-            copies = exchanged_copies(self._sharded.shards())
+            number, copies = self._number + 1, own_copies([])
+            if self._sharded.exist:
+                self._holders = copy_holders(runtime.job().nodes())
+                shards = self._sharded.shards()
+                copies = exchanged_copies(shards, self._holders)
         else:
             number, copies = _NO_COMMIT, own_copies(self._sharded.shards())
             known = remembered(self.optimizer, copies)
@@ -254,8 +260,11 @@ class TensorFlowKerasState(ObjectState):
     def _keep(self, snapshot: dict[str, Any]) -> None:
         if self._sharded.exist:
             self._unconfirmed = snapshot
-            barrier()
+            # This is the barrier of the Note, too.
+            asked = gather_json(is_asked(), name="elastic/confirmed")
             self._unconfirmed = None
+            leaving = may_leave_at_once(asked, self._holders)
+            self._may_leave = runtime.rank() in leaving
             self._number = snapshot[_NUMBER]
             remember(self.optimizer, snapshot[_COPIES])
         super()._keep(snapshot)
@@ -291,8 +300,7 @@ class TensorFlowKerasState(ObjectState):
 
     def reset(self) -> None:
         if not self.traces_hold():
-            for function in _FUNCTIONS:
-                setattr(self.model, function, None)
+            self._forget_traces()
         self._traced_at = runtime.job().topology
         if self._sharded.exist:
             self._share_out_again()
@@ -305,6 +313,7 @@ class TensorFlowKerasState(ObjectState):
         Raises:
             LostStateError: Some shards are lost. It is raised on every rank.
         """
+        self._sharded.choose_ranks()
         confirmed, unconfirmed = self._saved[_NUMBER], self._unconfirmed
         are_same = self._sharded.are_for_these_ranks(self._saved[_COPIES])
         told = gather_json([confirmed, are_same], name="elastic/commits")
@@ -318,10 +327,23 @@ class TensorFlowKerasState(ObjectState):
         if newest == _NO_COMMIT:
             self._sharded.begin_again()
             return
-        has_commit = self._saved[_NUMBER] == newest
+        self._put_together(has_commit=self._saved[_NUMBER] == newest)
+
+    def _put_together(self, *, has_commit: bool) -> None:
         self._sharded.put_together(self._saved[_COPIES] if has_commit else {})
         if has_commit:  # the optimizer's variables may be new
             self._assign(self._saved)
+
+    def sync(self) -> None:
+        super().sync()
+        if self._sharded.choose_ranks():  # at the first start
+            self._put_together(has_commit=True)
+            self._forget_traces()
+            self._keep(self._snapshot())
+
+    def _forget_traces(self) -> None:
+        for function in _FUNCTIONS:
+            setattr(self.model, function, None)
 
     def traces_hold(self) -> bool:
         """Tells whether the model's traced functions are valid in this job."""
