@@ -48,6 +48,21 @@ def test_each_ranks_own_variables_may_differ():
     assert parts[0] == parts[1]
 
 
+@pytest.mark.parametrize("options", [{}, {"shard_states": True}])
+def test_it_restores_its_first_values_before_any_commit(options):
+    model = make_model(lambda _: tfring.DistributedOptimizer("adam", **options))
+    state = tfring.elastic.KerasState(model, epoch=1)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [tf.convert_to_tensor(each).numpy() for each in variables]
+    state.epoch = 2
+    for each in variables:
+        each.assign(each + tf.ones_like(each))
+    state.restore()
+    assert state.epoch == 1
+    for each, value in zip(variables, before, strict=True):
+        assert (tf.convert_to_tensor(each) == value).numpy().all()
+
+
 def test_a_list_of_variables():
     variables = [tf.Variable([1, 2]), keras.Variable([1.0])]
     state = tfring.elastic.TensorFlowState(variables)

@@ -155,11 +155,11 @@ def remembered(optimizer: Any, own: Copies) -> Copies | None:
         own: What `own_copies` has returned.
     """
     copies = _last.get(optimizer, {})
-    for rank, now in own.items():
-        then = copies.get(rank, [])
-        if len(then) != len(now) or not all(map(_are_equal, then, now)):
-            return None
-    return copies
+    [(rank, now)] = own.items()
+    then = copies.get(rank)
+    if then is None or len(then) != len(now):
+        return None
+    return copies if all(map(_are_equal, then, now)) else None
 
 
 def _are_equal(one: ShardCopy | None, other: ShardCopy | None) -> bool:
