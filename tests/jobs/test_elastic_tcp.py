@@ -42,6 +42,12 @@ RANKS, STEPS = 3, 60
             marks=pytest.mark.thorough,
         ),
         pytest.param(
+            {f"w{n}": "step terminate 24" for n in range(1, RANKS + 1)},
+            ["it was asked to end (SIGTERM)"],
+            "parameters",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
             {"w3": "step stop 24"},
             ["nothing was heard of it for 2 s"],
             "momentum",
@@ -54,7 +60,10 @@ RANKS, STEPS = 3, 60
             marks=pytest.mark.thorough,
         ),
     ],
-    ids=["lost", "leaving", "all leave", "silent", "hung"],
+    ids=[
+        *("lost", "leaving", "all leave", "all leave with shares"),
+        *("silent", "hung"),
+    ],
 )
 def test_lost_workers_are_replaced(
     run, marker, tmp_path, faults, reasons, kind, request

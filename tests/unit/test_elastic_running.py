@@ -10,6 +10,7 @@ import tfring
 from tfring._core import runtime
 from tfring._core.launcher_link import Over
 from tfring.elastic import running
+from tfring.elastic.state import LostStateError
 
 
 def deep():
@@ -72,3 +73,10 @@ def test_the_next_function_warns_of_it(monkeypatch):
     assert [*results[1]] == ["missing"]
     assert len(warned) == 1
     assert "JSON cannot hold its result" in warned[0]
+
+
+def test_a_lost_state_ends_the_training_although_others_have_left(monkeypatch):
+    monkeypatch.setattr(runtime, "is_initialized", lambda: True)
+    monkeypatch.setattr(runtime, "reason_of_end", lambda: "rank 1 is lost")
+    assert running._is_of_the_job(RuntimeError("of a collective"))
+    assert not running._is_of_the_job(LostStateError("no copies"))

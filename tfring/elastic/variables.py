@@ -87,7 +87,7 @@ class TensorFlowState(ObjectState):
             raise ValueError(
                 "TensorFlowState: variables of an optimizer with "
                 "shard_states=True are lost with their rank. Pass the model "
-                "and the optimizer to TensorFlowKerasState, which gathers them."
+                "and the optimizer to TensorFlowKerasState, which copies them."
             )
         _check_no_rows("TensorFlowState", self.variables)
         if self.session is not None:
@@ -150,7 +150,7 @@ class TensorFlowKerasState(ObjectState):
     are traced again after a new start that changes one of them.
 
     The loss of a rank loses nothing of a commit: accumulated gradients become
-    their mean over the ranks in each commit. With `shard_states=True` and
+    their mean over the ranks in each commit. With `shard_states=True` or
     `tfring.shard_parameters` each rank keeps copies of its own shards and of
     one other rank's, in the host's memory. The other rank is on another machine
     if there is one with enough ranks. `run` raises an error on every rank if
