@@ -14,6 +14,7 @@ from helpers import all_thorough_but
 
 import tfring
 from tfring import callbacks
+from tfring._core import process_sets
 
 IN_GATE, ALL = 1, 200
 WORDS, ROWS = 30, 120
@@ -71,6 +72,7 @@ class Training:
     callbacks: str
     fits: int
     parameters: bool  # sharded, too
+    halves: bool  # each half of the ranks has whole parameters
 
 
 def drawn(seed):
@@ -89,6 +91,7 @@ def drawn(seed):
         callbacks=draw.choice(sorted(CALLBACKS)),
         fits=draw.choice([1, 2]),
         parameters=draw.random() < 0.5,
+        halves=draw.random() < 0.5,
     )
     if training.shards and training.callbacks == "join":
         training = dataclasses.replace(training, callbacks="none")
@@ -144,7 +147,23 @@ def make_model(training, optimizer, *, plain):
     return model
 
 
-def trained(training, rank, size, *, plain):
+@pytest.fixture
+def half(size):
+    """The half of the ranks that this one is in; None if they have none."""
+    if size % 2:
+        yield None
+        return
+    before = process_sets.added()
+    halves = [range(size // 2), range(size // 2, size)]
+    added = [tfring.add_process_set(ranks) for ranks in halves]
+    yield next(each for each in added if each.included())
+    # Also the sets of the ranks that have the same shares.
+    for process_set in process_sets.added():
+        if process_set not in before:
+            tfring.remove_process_set(process_set)
+
+
+def trained(training, rank, size, *, plain, half=None):
     """The model, and the histories of its fits."""
     keras.config.set_dtype_policy(training.precision)
     try:
@@ -161,7 +180,11 @@ def trained(training, rank, size, *, plain):
                 sparse_as_dense=training.embedding == "sparse_as_dense",
             )
         with (
-            tfring.shard_parameters(min_elements=64, group_bytes=1000)
+            tfring.shard_parameters(
+                min_elements=64,
+                group_bytes=1000,
+                within=half if training.halves else None,
+            )
             if training.parameters and not plain
             else contextlib.nullcontext()
         ):
@@ -195,9 +218,9 @@ def trained(training, rank, size, *, plain):
 
 @pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
 @pytest.mark.parametrize("seed", all_thorough_but(range(IN_GATE), range(ALL)))
-def test_as_one_process(seed, rank, size):
+def test_as_one_process(seed, rank, size, half):
     training = drawn(seed)
-    model, logs = trained(training, rank, size, plain=False)
+    model, logs = trained(training, rank, size, plain=False, half=half)
     expected, expected_logs = trained(training, rank, size, plain=True)
     start, _ = trained(
         dataclasses.replace(training, fits=0), rank, size, plain=True
