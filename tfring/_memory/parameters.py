@@ -43,8 +43,8 @@ class ParameterGroup:
     Attributes:
         name: The prefix of the names of requests, the same on all ranks.
         ranks: The ranks that have its shares.
-        within_host: Whether these shall be the ranks of a machine after each
-            change of the job's ranks, too.
+        within_host: Whether the ranks of each machine share the parameters out,
+            also after the ranks of the job have changed.
         shares: The shares of its parameters, which have one dtype.
         reduction: How their gradients are averaged.
     """

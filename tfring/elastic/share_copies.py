@@ -52,9 +52,9 @@ class ShardCopy(NamedTuple):
         return (self.number, self.size) == (shard.rank, shard.size)
 
 
-# The copies that a rank keeps, by the rank whose shards they are: for each
-# shard in the order of the variables its copy. This rank comes first. None
-# stands for a shard of another rank that this rank does not copy.
+# The copies that a rank keeps, by the rank whose shards they are. This rank
+# comes first. The copies are in the order of the variables. None stands for a
+# shard of another rank that this rank does not copy.
 Copies = dict[int, list[ShardCopy | None]]
 
 
@@ -62,14 +62,15 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     """Returns, for each rank, the rank that has the copy of its shards.
 
     It is on another node, except for some ranks of a node that has more than
-    half of all ranks. One rank alone is its own.
+    half of all ranks. In a job of one rank, it is that rank.
 
     Args:
         nodes: For each rank the number of its node.
     """
     order = sorted(range(len(nodes)), key=lambda rank: nodes[rank])
     largest = max(collections.Counter(nodes).values())
-    # In a circle of all ranks, node by node, no node reaches further.
+    # The order is a circle. A shift by the size of the largest node leaves
+    # every node, unless that node has more than half of the circle.
     shift = largest if largest < len(nodes) else 1
     holders = dict(zip(order, order[shift:] + order[:shift], strict=True))
     return [holders[rank] for rank in range(len(nodes))]
@@ -80,8 +81,8 @@ def may_leave_at_once(
 ) -> set[int]:
     """Returns the ranks that may leave without the loss of a shard.
 
-    Others must wait until shards have been cut again. One rank of several may
-    always leave.
+    The other ranks that were asked to leave wait until the shards have been cut
+    again. If any rank was asked, at least one may leave.
 
     Args:
         is_asked: For each rank whether it has been asked to leave.
@@ -101,7 +102,8 @@ def own_copies(shards: Sequence[Shard]) -> Copies:
             ShardCopy(
                 shard.rank,
                 shard.size,
-                tf.convert_to_tensor(shard.variable).numpy(),  # copies
+                # `numpy` copies the elements.
+                tf.convert_to_tensor(shard.variable).numpy(),
             )
             for shard in shards
         ]
@@ -138,7 +140,7 @@ def exchanged_copies(shards: Sequence[Shard], holders: Sequence[int]) -> Copies:
 
 
 # The copies of the last commit, by optimizer. A state that is made later for
-# the same optimizer has them from the beginning.
+# the same optimizer begins with them.
 _last: weakref.WeakKeyDictionary[Any, Copies] = weakref.WeakKeyDictionary()
 
 
@@ -192,8 +194,8 @@ class FoundCopies:
             for owner, of_owner in copies.items()
         ]
         of_ranks = gather_json(own, name="elastic/found copies")
-        # For each shard, by its number: the rank that gives it, the rank that
-        # had it, and the count of its elements.
+        # For each variable, by the number of a shard: the rank that has a copy,
+        # the rank whose shard it was, and the count of its elements.
         self._sources: list[dict[int, tuple[int, int, int]]] = [
             {} for _ in shards
         ]

@@ -53,7 +53,7 @@ class State:
         # The number of commits since the job began; -1 before `run` has shared
         # the state.
         self._commits = -1
-        # Whether the last commit has all that this rank alone could lose.
+        # Whether this rank may leave after the last commit.
         self._may_leave = True
         # Whether the launcher has heard of this state since the last new start.
         self._is_told = False

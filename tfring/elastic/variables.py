@@ -153,8 +153,8 @@ class TensorFlowKerasState(ObjectState):
     their mean over the ranks in each commit. With `shard_states=True` or
     `tfring.shard_parameters` each rank keeps copies of its own shards and of
     one other rank's, in the host's memory. The other rank is on another machine
-    if there is one with enough ranks. `run` raises an error on every rank if
-    both ranks with the copies of a shard are lost at once.
+    if no machine has more than half of the ranks. If both ranks with the copies
+    of a shard are lost at once, `run` raises an error on every rank.
 
     Args:
         model: A Keras model that has been built.
@@ -260,7 +260,7 @@ class TensorFlowKerasState(ObjectState):
     def _keep(self, snapshot: dict[str, Any]) -> None:
         if self._sharded.exist:
             self._unconfirmed = snapshot
-            # This is the barrier of the Note, too.
+            # This is also the barrier of Note [One commit on all ranks].
             asked = gather_json(is_asked(), name="elastic/confirmed")
             self._unconfirmed = None
             leaving = may_leave_at_once(asked, self._holders)
