@@ -200,6 +200,21 @@ def test_what_changes_in_the_context_is_not_saved(several_ranks, rank):
                 model.layers[0].kernel.numpy()
 
 
+def test_what_another_rank_changes_is_not_saved(several_ranks, rank):
+    model = make_model()
+    kernel, other = model.layers[0].kernel, model.layers[1].kernel
+    with tfring.whole_states(model, root_rank=0):
+        if rank == 1:
+            kernel.assign(np.zeros(kernel.shape))
+        tfring.barrier()
+        if rank == 0:
+            with pytest.raises(
+                RuntimeError, match=r"changed on the ranks \[1\]"
+            ):
+                kernel.numpy()
+            other.numpy()
+
+
 class Store:
     """A file's values, of which it counts those in memory."""
 

@@ -24,6 +24,8 @@ def test_parts_make_the_whole_again(split):
     whole = np.arange(count, dtype="float32").reshape(split.shape)
     shards = [split.shard_of(whole, rank) for rank in range(split.size)]
     assert sum(shard.size for shard in shards) == count
+    counts = [split.count_of(rank) for rank in range(split.size)]
+    assert counts == [len(shard) for shard in shards]
     joined = split.joined(np.concatenate(shards))
     np.testing.assert_array_equal(joined, whole, strict=True)
 

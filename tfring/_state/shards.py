@@ -42,14 +42,12 @@ class _Gathered(NamedTuple):
     Attributes:
         value: The whole value, if all ranks have gathered it.
         stream: Gives one rank the value, if that rank alone saves.
-        steps: How many steps the optimizer had made on entry.
-        shard: The fingerprint of this rank's shard on entry.
+        state: The `Shard.state` of this rank's shard on entry.
     """
 
     value: np.ndarray | None
     stream: Stream | None
-    steps: int
-    shard: str
+    state: tuple[int, str]
 
     @property
     def is_known(self) -> bool:
@@ -102,11 +100,16 @@ class Shard:
         return self.split.size
 
     def gather(
-        self, root_rank: int | None = None, name: str = "shards/gathered"
+        self,
+        root_rank: int | None = None,
+        name: str = "shards/gathered",
+        *,
+        sends: bool = True,
     ) -> np.ndarray | None:
         """Returns the whole value; None on ranks other than `root_rank`.
 
-        Collective, and eager.
+        Collective, and eager. A rank that does not send its elements, because
+        these have changed, makes it an error on the root.
         """
         own = tf.convert_to_tensor(self.variable)
         keeps = root_rank in (None, runtime.rank())
@@ -123,12 +126,31 @@ class Shard:
             else:
                 splits = np.zeros(self.size, np.int64)
                 ranks = self.process_set.ranks or []
-                if root_rank in ranks:
+                if root_rank in ranks and sends:
                     splits[ranks.index(root_rank)] = len(own)
                 own = own[: splits.sum()]
-                shards, _ = alltoall(own, splits=splits, **options)
+                shards, counts = alltoall(own, splits=splits, **options)
+                if keeps:
+                    self._check_all_sent(np.asarray(counts))
         # NumPy reads the tensor's memory, without a copy.
         return self.split.joined(np.asarray(shards)) if keeps else None
+
+    def _check_all_sent(self, counts: np.ndarray) -> None:
+        ranks = self.process_set.ranks or []
+        missing = [
+            rank
+            for number, rank in enumerate(ranks)
+            if counts[number] != self.split.count_of(number)
+        ]
+        if missing:
+            raise RuntimeError(
+                f"{self.description}: '{variable_name(self.variable)}' has "
+                f"changed on the ranks {missing} since they entered "
+                "tfring.whole_states, and the root still reads it. Train and "
+                "assign outside of the context; in fit, not in a callback in "
+                "the end of an epoch or batch in which another one saves. The "
+                "file is not complete."
+            )
 
     @contextmanager
     def gathered(self, stream: Stream | None = None) -> Iterator[None]:
@@ -140,12 +162,10 @@ class Shard:
         """
         if not self.has_loaded():
             self.forget_loaded()
-        entry = _Gathered(
-            self.gather() if stream is None else None,
-            stream,
-            self._steps(),
-            fingerprint(self.variable),
-        )
+        if stream is None:
+            entry = _Gathered(self.gather(), None, self.state())
+        else:
+            entry = _Gathered(None, stream, stream.states[id(self)])
         self._gathered.append(entry)
         try:
             yield
@@ -211,10 +231,11 @@ class Shard:
 
     def _has_changed(self, gathered: _Gathered) -> bool:
         """Tells whether training has gone on in the context."""
-        return (gathered.steps, gathered.shard) != (
-            self._steps(),
-            fingerprint(self.variable),
-        )
+        return gathered.state != self.state()
+
+    def state(self) -> tuple[int, str]:
+        """Returns a value that changes if this shard is trained or assigned."""
+        return self._steps(), fingerprint(self.variable)
 
     def _steps(self) -> int:
         optimizer = self.optimizer

@@ -34,6 +34,11 @@ class Flat:
         """The number of ranks."""
         return len(self.ranges)
 
+    def count_of(self, rank: int) -> int:
+        """Returns the length of a rank's shard."""
+        begin, end = self.ranges[rank]
+        return end - begin
+
     def shard_of(self, whole: Any, rank: int) -> np.ndarray:
         """Returns a rank's shard of a whole array."""
         begin, end = self.ranges[rank]
@@ -55,6 +60,10 @@ class Strided:
 
     shape: tuple[int, ...]
     size: int
+
+    def count_of(self, rank: int) -> int:
+        """Returns the number of a rank's rows."""
+        return len(range(rank, self.shape[0], self.size))
 
     def shard_of(self, whole: Any, rank: int) -> np.ndarray:
         """Returns a rank's rows of a table, an array or a file's data set."""

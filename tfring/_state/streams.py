@@ -61,6 +61,8 @@ class Stream:
         self.is_root = runtime.rank() == root_rank
         self.shards = shards
         self._process_set = process_set
+        # The state of each shard on entry, by id.
+        self.states = {id(shard): shard.state() for shard in shards}
         self._number_of = {id(shard): i for i, shard in enumerate(shards)}
         self._name = ""
         self._last: tuple[Any, np.ndarray] | None = None
@@ -117,9 +119,13 @@ class Stream:
                     "tfring.whole_states. Enter it again on every rank."
                 )
             number = self._number_of[id(shard)]
-            self._is_broken = True  # if this does not succeed
+            self._is_broken = True  # if a collective does not succeed
             self._command(number)
-            value = self._gather(number)
+            try:
+                value = self._gather(number)
+            except RuntimeError:  # another rank has changed its shard
+                self._is_broken = False
+                raise
             self._is_broken = False
         assert value is not None
         self._last = shard, value
@@ -174,7 +180,9 @@ class Stream:
         if self.root_rank not in (shard.process_set.ranks or []):
             return None  # This rank's set has a copy of the root's.
         value: np.ndarray | None = shard.gather(
-            self.root_rank, name=f"{self._name}/gathered"
+            self.root_rank,
+            name=f"{self._name}/gathered",
+            sends=shard.state() == self.states[id(shard)],
         )
         return value
 
