@@ -52,6 +52,7 @@ from tfring._keras.data_orders import (
 from tfring._keras.data_seeds import seeds_of, warn_of_same_draws
 from tfring._keras.epochs import LastInFit, with_places
 from tfring._keras.fit_agreement import Agreement, Terms, check_alike
+from tfring._keras.memory_errors import with_remedy
 from tfring._keras.metric_averages import MetricAverages, MetricNotes
 from tfring._keras.rounds_in_fit import EndOfCallbacks, RoundsInFit
 from tfring._keras.saving import (
@@ -89,6 +90,7 @@ def fit(
         begun = at_end.enter_context(known_to_fit(model))
         model.__dict__["_tfring_fit_begins"] = begun, data, at_end
         at_end.callback(model.__dict__.pop, "_tfring_fit_begins", None)
+        at_end.enter_context(with_remedy(model))
         return keras_fit(model, *args, **kwargs)
 
 

@@ -28,6 +28,7 @@ from tensorflow.python.eager import record
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet
 from tfring._gradients.shares import ranges_of
+from tfring._keras.memory_errors import with_remedy
 from tfring._memory.gathers import assign_share, whole_parameter
 from tfring._memory.parameters import (
     ParameterGroup,
@@ -247,7 +248,8 @@ def initialize_with_initializer(
     """Makes a variable sharded in the scope; see hooks.py."""
     scope = _scopes[-1]
     if scope is None or not scope.takes(variable):
-        keras_initialize(variable, initializer)
+        with with_remedy():
+            keras_initialize(variable, initializer)
         return
     variable.__class__ = ShardedVariable
     variable._keep_share(initializer, scope.group_for(variable))
