@@ -75,12 +75,13 @@ def make(kind):
 
 
 def train(model, steps=1):
-    """Makes steps with gradients that no layer computes."""
+    """Updates a model with gradients that are drawn at random."""
     trained = model.trainable_variables
     for step in range(steps):
         rng = np.random.default_rng(step)
         wholes = [rng.normal(size=v.shape).astype("float32") for v in trained]
-        # Those of shares have been reduced, and others differ between ranks.
+        # The gradients of sharded parameters come reduced to the optimizer,
+        # and all others differ between the ranks.
         gradients = [
             tf.constant(whole + tfring.rank())
             if (share := parameter_share(variable)) is None

@@ -74,7 +74,7 @@ class ShardedVariables:
         )
 
     def choose_ranks(self) -> bool:
-        """Has the ranks of each machine share parameters out, where asked for.
+        """Makes the ranks of each machine share out the parameters of `within`.
 
         Collective, except where that has been done in this job.
 

@@ -69,8 +69,9 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     """
     order = sorted(range(len(nodes)), key=lambda rank: nodes[rank])
     largest = max(collections.Counter(nodes).values())
-    # The order is a circle. A shift by the size of the largest node leaves
-    # every node, unless that node has more than half of the circle.
+    # The ranks stand in a circle, node by node. The rank that is as many places
+    # further as the largest node has ranks is on another node, unless the
+    # largest node has more than half of all ranks.
     shift = largest if largest < len(nodes) else 1
     holders = dict(zip(order, order[shift:] + order[:shift], strict=True))
     return [holders[rank] for rank in range(len(nodes))]

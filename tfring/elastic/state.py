@@ -147,7 +147,8 @@ class State:
         if self._is_in_a_round():
             return
         if (update := self._take_update()) is not None:
-            # Ranks with shards copy them while all ranks are still there.
+            # A commit copies shards from rank to rank, so it comes before any
+            # rank leaves.
             self.save()
             raise update
 
