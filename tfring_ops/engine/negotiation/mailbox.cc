@@ -44,7 +44,6 @@ void Mailbox::SendHeartbeat(int peer,
 }
 
 absl::StatusOr<std::optional<std::string>> Mailbox::Poll(int peer) {
-  TFRING_RETURN_IF_ERROR(Collect());
   TFRING_RETURN_IF_ERROR(Listen(peer));
   Incoming& in = incoming_[peer];
   if (in.phase != Incoming::Phase::kHere) return std::nullopt;

@@ -32,7 +32,7 @@ class Mailbox {
 
   // Returns the next message from `peer`, if it has arrived.  Otherwise a
   // receive stays posted: after the peer's last message, do not call this
-  // again.
+  // again.  Messages on their way out may move on in Collect alone.
   absl::StatusOr<std::optional<std::string>> Poll(int peer);
 
   // Receives the heartbeats from `peer` that have arrived, up to its next
@@ -48,7 +48,9 @@ class Mailbox {
   };
   const Heard& heard(int peer) const { return incoming_[peer].heard; }
 
-  // Frees messages that have left.  An error if a message cannot leave.
+  // Moves messages on their way out, and frees those that have left.  An error
+  // if a message cannot leave.  It looks at all of them: call it once for each
+  // round of Poll.
   absl::Status Collect();
 
   // Returns how many messages were to be sent so far, heartbeats included.

@@ -71,6 +71,7 @@ absl::StatusOr<bool> Negotiator::Progress(
 
 absl::StatusOr<bool> Negotiator::ProgressMessages(Clock::time_point now) {
   bool progressed = false;
+  TFRING_RETURN_IF_ERROR(mailbox_.Collect());
   if (schedule_) {
     TFRING_ASSIGN_OR_RETURN(progressed, FollowSchedule(now));
     if (schedule_) return progressed;
