@@ -2,8 +2,8 @@ r"""Measures the memory that saving and loading a sharded model takes.
 
   tfringrun -np 2 python benchmarks/sharded_files.py --megabytes=512
 
-The model is a stack of square matrices, its optimizer Adam. The
-program reports the growth of a rank's resident set from before a save or a load to its peak
+The model is a stack of square matrices, its optimizer Adam. The program reports
+the growth of a rank's resident set from before a save or a load to its peak
 (VmHWM), so the rank's part of the model is not counted. A file has three times
 the bytes of the weights, and one variable has 4 `width` squared bytes.
 """
