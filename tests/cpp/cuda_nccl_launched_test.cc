@@ -88,7 +88,7 @@ class CudaNcclLaunchedTest : public testing::Test {
 
   int launches() const { return FakeNccl()->collectives - launches_before_; }
 
-  // Returns when all ranks together have launched so many, and no more.
+  // Returns when all ranks together have launched exactly this many.
   void AwaitLaunches(int count) const {
     EXPECT_TRUE(Await([&] { return launches() >= count; }));
     LookAround();
@@ -365,7 +365,7 @@ TEST_F(CudaNcclLaunchedTest, AnErrorIsOfAllThatTheGpuHasNotDone) {
 
 TEST_F(CudaNcclLaunchedTest, ARankIsLost) {
   Options options = MakeOptions();
-  options.stall_shutdown_seconds = 0;  // They wait for ever.
+  options.stall_shutdown_seconds = 0;  // They wait without limit.
   StartJob(options);
   const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
   for (const char* const name : {"a", "b", "c"}) Submit(name);

@@ -31,7 +31,7 @@ def again(several_ranks, monkeypatch):
 
 @pytest.fixture
 def each_on_its_host(monkeypatch):
-    """Has ranks take themselves for those of several hosts.
+    """Makes the ranks believe that they are on several hosts.
 
     They reach each other at the loopback interface.
     """

@@ -63,7 +63,8 @@ def check_going_on(
         return
     epoch, step = fails_at or (0, 0)
     again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
-    # Not from the first batch on, and to the last.
+    # The bar begins behind the batches that were done, and ends with the last
+    # one.
     first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
     assert int(first[1]) == step + per_execution
     assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
@@ -94,7 +95,8 @@ def data_in_batches(kind, size):
         case "PyDataset in threads":
             return {"x": Numbered(*rows_to_fit(size), workers=2)}
         case "Dataset":
-            # Not all batches make a step, and the last has fewer rows.
+            # The last batches make no step of all ranks, and the last has fewer
+            # rows.
             return {"x": rows.batch(BATCH)}
         case "function":
 

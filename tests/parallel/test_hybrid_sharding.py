@@ -34,7 +34,7 @@ def part(size):
     sets = [range(first, first + each) for first in range(0, size, each)]
     added = [tfring.add_process_set(ranks) for ranks in sets]
     yield next(each for each in added if each.included())
-    # Also the sets of the ranks that have the same shares.
+    # Sharding has added sets, too: of the ranks that hold the same shares.
     for process_set in process_sets.added():
         if process_set not in before:
             tfring.remove_process_set(process_set)
@@ -108,7 +108,7 @@ def test_files_and_broadcasts(part, rank, shared_path):
 
 
 def test_checkpoints(part, shared_path):
-    """With copies, without them and with whole parameters they are alike."""
+    """A file does not depend on how the parameters are sharded, if at all."""
 
     def checkpoint():
         return tfring.callbacks.Checkpoint(shared_path, every_steps=2)
@@ -157,7 +157,7 @@ def test_names_what_is_wrong(halves, rank, size):
         tfring.shard_parameters(within=halves[0]),
     ):
         pass
-    # The last rank alone has passed a wrong one, and all ranks learn of it.
+    # The last rank alone passes a wrong `within`, and all ranks learn of it.
     is_wrong = rank == size - 1
     text = "'host' or None" if is_wrong else f"On rank {size - 1}: .*got 0"
     with (

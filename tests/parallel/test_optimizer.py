@@ -261,7 +261,7 @@ def test_models_that_differ_are_named_on_every_rank(several_ranks, rank, size):
 
 
 def test_one_rank_has_built_other_models_before(rank):
-    # So Keras numbers its layers differently: "dense_1/kernel" here.
+    # Keras then numbers rank 0's layers differently: "dense_1/kernel".
     for _ in range(2 if rank == 0 else 1):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(

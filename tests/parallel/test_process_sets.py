@@ -148,7 +148,7 @@ def test_removed_sets_are_not_used(halves, rank, size):
     for call in (mine.size, mine.included):
         with pytest.raises(ValueError, match="it was removed"):
             call()
-    # And again, which is another set.
+    # A set that is added again is a new one, with a higher number.
     tfring.add_process_set(even)
     tfring.add_process_set(odd)
     assert mine.process_set_id > old_id

@@ -157,7 +157,7 @@ def half(size):
     halves = [range(size // 2), range(size // 2, size)]
     added = [tfring.add_process_set(ranks) for ranks in halves]
     yield next(each for each in added if each.included())
-    # Also the sets of the ranks that have the same shares.
+    # Sharding has added sets, too: of the ranks that hold the same shares.
     for process_set in process_sets.added():
         if process_set not in before:
             tfring.remove_process_set(process_set)

@@ -406,6 +406,7 @@ def test_a_lost_rank_costs_the_steps_since_the_last_meeting(rank, size):
         )
         assert_same_on_all_ranks(model.trainable_variables)
         weights.append(model.get_weights())
-    # But for the momenta of the ranks, which all continue with rank 0's.
+    # The weights differ a little, because all ranks continue with the momenta
+    # of rank 0.
     undisturbed, failed = weights
     assert_each_close(failed, undisturbed, atol=0.02)

@@ -226,7 +226,7 @@ def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
         check_file(f"{shared_path}/all.weights.h5", name, size)
     again = tfring.load_model(f"{shared_path}/all.keras")
     np.testing.assert_array_equal(again.layers[0].table(), table)
-    # With its momenta.
+    # The loaded model has the momenta, too: both train on alike.
     for each in (again, model):
         fit(each)
     assert state_bits(again) == state_bits(model)

@@ -30,7 +30,7 @@ def looks_each_second(monkeypatch, rank):
 
 
 def dataset(seconds):
-    """Returns rows that come so many seconds one after the other."""
+    """Returns a dataset that takes `seconds` for each row."""
 
     def rows():
         while True:

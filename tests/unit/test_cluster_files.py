@@ -115,8 +115,8 @@ def test_a_pod_that_has_saved_is_no_failure():
 def start_saving(tmp_path):
     """Returns a function that runs a script with a fake tfringrun.
 
-    That logs its arguments to the file `log`, and saves after a signal. A
-    `sleep` is short.
+    The fake logs its arguments to the file `log`, and saves after a signal. The
+    script's `sleep` is cut short.
     """
     log = tmp_path / "log"
     programs = {

@@ -93,7 +93,7 @@ class Fleet:
         """Has a worker do its next thing."""
         job = self.job
         if worker not in self.state:
-            # Not the first ones: without any the job would end.
+            # The first workers do not fail, because a job without workers ends.
             is_joiner = job.membership.generation.ever_formed
             if is_joiner and self.chance.random() < self.fails:
                 self.leave(worker, 3)

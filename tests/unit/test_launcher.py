@@ -23,7 +23,7 @@ from tfring.launcher.mpi_launchers import Family, Job, MpiLauncher
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
 MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
-# By the signals that Open MPI passes on, those that the ranks get.
+# The signals that Open MPI passes on, and what each becomes at a rank.
 MEANINGS = {10: 10, 12: 12, 14: 15, 6: 2}
 
 

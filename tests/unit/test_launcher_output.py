@@ -238,8 +238,8 @@ class TestFailures:
         terminal.complains(2, header, frame, source, b"^^^^^", exception)
         assert terminal.screen.last_words(2)[0] == said
 
-    # As TensorFlow prints them: of a function, of a session, of several
-    # operations, and of one that runs eagerly.
+    # TensorFlow's traces of a function, of a session, of several operations,
+    # and of one that runs eagerly.
     @pytest.mark.parametrize(
         "lines",
         [

@@ -32,7 +32,7 @@ class Averages:
 def averages(monkeypatch):
     averages = Averages()
     monkeypatch.setattr(optimizer_class, "reduce_shared_gradients", averages)
-    # Which these tests, of eager steps, would be refused.
+    # Offload refuses eager steps, which these tests make.
     monkeypatch.setattr(optimizer_class, "offload_step", lambda *_: None)
     return averages
 
