@@ -45,7 +45,8 @@ def test_disjoint_and_overlapping_sets_at_the_same_time(
     [all_but_first] = sets(range(1, size)) if size > 2 else [None]
 
     def step(tensor):
-        # Ranks differ in lengths and numbers of requests, but for the last.
+        # The lengths and numbers of requests differ between ranks, except for
+        # "b".
         results = [allreduce(tf.repeat(tensor, 1 + rank % 2), half, name="a")]
         if rank > 0 and all_but_first:
             results.append(allreduce(tensor, all_but_first, name="a"))

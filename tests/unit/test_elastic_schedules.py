@@ -20,7 +20,7 @@ class Fleet:
         slots = sum(self.hosts.values())
         self.minimum = chance.randint(1, min(2, slots))
         maximum = chance.choice([None, chance.randint(self.minimum, slots)])
-        # Two where the only one that trains gives its state away.
+        # A second worker may come when the only one gives its state away.
         self.most = max(maximum or 10**9, 2)
         self.job = Job(
             self.hosts,

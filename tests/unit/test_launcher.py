@@ -95,11 +95,11 @@ class TestFindLauncher:
     @pytest.mark.parametrize(
         ("there", "built_for", "expected"),
         [
-            # Beside the interpreter, before the build's own.
+            # The launcher beside the interpreter comes before the build's.
             ({"venv/bin": "5.0.11", "build": "5.0.11"}, "5.0.11", "venv/bin"),
             # The version of the build wins.
             ({"venv/bin": "5.0.11", "usr": "4.1.4"}, "4.1.4", "usr"),
-            # The build's own may be gone.
+            # The launcher of the build may be gone.
             ({"usr": "5.0.8"}, "5.0.11", "usr"),
         ],
     )

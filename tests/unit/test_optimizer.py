@@ -47,7 +47,7 @@ class Unregistered(keras.optimizers.SGD):
 
 
 class OwnApply(keras.optimizers.SGD):
-    """Accumulates in its own way, past Keras's hooks."""
+    """An optimizer whose `apply` calls none of Keras's hooks."""
 
     def apply(self, grads, trainable_variables=None):
         for gradient, variable in zip(grads, trainable_variables, strict=True):
