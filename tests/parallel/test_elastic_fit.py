@@ -147,8 +147,8 @@ def test_a_shuffled_pydataset_has_each_batch_once_in_an_epoch(rank, size):
         for epoch in range(2)
     ]
     own = [order[rank::size][:FIT_BATCHES].tolist() for order in orders]
-    # Keras looks at the first two of each `fit` for their shapes, and may ask
-    # for more than are trained on before the loss.
+    # Each `fit` of Keras takes two batches for their shapes, and before the
+    # loss it may have asked for more batches than it trained on.
     assert asked[:2] == own[0][:2]
     assert asked[2 : 2 + FIT_BATCHES] == own[0]
     assert asked[-(FIT_BATCHES - 2) :] == own[1][2:]
@@ -331,11 +331,12 @@ def test_fit_weighs_classes(size, kind):
         "arrays": {"x": labels, "y": labels, "batch_size": BATCH},
         "PyDataset": {"x": Numbered(labels, labels)},
     }[kind]
-    layers = keras.layers.Embedding(2, 2, "zeros"), keras.layers.Softmax()
-    model = keras.Sequential([keras.Input((), dtype="int64"), *layers])
-    model.compile(
+    model = compiled(
         tfring.DistributedOptimizer(keras.optimizers.SGD()),
-        "sparse_categorical_crossentropy",
+        keras.Input((), dtype="int64"),
+        keras.layers.Embedding(2, 2, "zeros"),
+        keras.layers.Softmax(),
+        loss="sparse_categorical_crossentropy",
     )
 
     elastic.fit(model, **data, class_weight={0: 0.0, 1: 2.0}, verbose=0)

@@ -19,7 +19,6 @@ from sharded_parameters import (
 )
 
 import tfring
-from tfring._core import process_sets
 from tfring._memory.parameters import parameters_of
 
 pytestmark = pytest.mark.usefixtures("several_ranks")
@@ -27,17 +26,11 @@ optimizers = keras.optimizers
 
 
 @pytest.fixture
-def part(size):
+def part(sets, size):
     """A pair of neighbours, or on two and three ranks each rank alone."""
-    before = process_sets.added()
-    each = 2 if size % 2 == 0 and size > 2 else 1
-    sets = [range(first, first + each) for first in range(0, size, each)]
-    added = [tfring.add_process_set(ranks) for ranks in sets]
-    yield next(each for each in added if each.included())
-    # Sharding has added sets, too: of the ranks that hold the same shares.
-    for process_set in process_sets.added():
-        if process_set not in before:
-            tfring.remove_process_set(process_set)
+    count = 2 if size % 2 == 0 and size > 2 else 1
+    parts = sets(*(range(i, i + count) for i in range(0, size, count)))
+    return next(each for each in parts if each.included())
 
 
 def all_weights(model):

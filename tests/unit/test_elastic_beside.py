@@ -4,10 +4,10 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import types
 
 import pytest
+from waiting import wait_until
 
 from tfring.launcher.elastic import agents, discovery
 from tfring.launcher.elastic.child import Child, Program
@@ -49,14 +49,6 @@ def stalled(monkeypatch):
 
     yield stalled
     over.set()
-
-
-def wait_until(condition):
-    end = time.monotonic() + LIMIT_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found
 
 
 def poll_until_known(found, now=0.0):
