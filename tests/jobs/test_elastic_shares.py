@@ -1,4 +1,4 @@
-"""Elastic jobs with sharded parameters that lose several ranks at once."""
+"""Elastic jobs with sharded parameters that lose ranks."""
 
 import re
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.thorough
 # Both names are this machine, so a job of two hosts runs on it.
 HOSTS = "localhost:2,127.0.0.1:2"
 SCRIPT = """
-import os, signal
+import os, signal, time
 import keras
 import numpy as np
 import tensorflow as tf
@@ -51,6 +51,7 @@ def train(state):
         make_step(model, state.step)
         state.step += 1
         state.commit()
+        SAVE
 
 train(state)
 with tfring.whole_states(model):
@@ -61,12 +62,40 @@ for step in range(8):
 for one, other in zip(got, alone.get_weights(), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 print("as one process", flush=True)
+CHECK
+"""
+
+# Rank 0 reads weights until the worker `DIES`, which may be its own.
+SAVE = """
+        with tfring.whole_states(model, 0):
+            if tfring.rank() == 0:
+                for variable in model.trainable_variables:
+                    variable.numpy()
+                open("read", "w").close()
+            is_lost = state.step == 3 and tfring.size() == 3
+            if is_lost and worker == "DIES":
+                while not os.path.exists("read"):
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            while is_lost and tfring.rank() == 0:
+                for variable in model.trainable_variables:
+                    variable.numpy()
+            if tfring.rank() == 0:
+                model.save_weights("saved.weights.h5")
+"""
+CHECK = """
+tfring.barrier()
+alone.load_weights("saved.weights.h5")
+for one, other in zip(got, alone.get_weights(), strict=True):
+    np.testing.assert_array_equal(one, other)
+print("as saved", flush=True)
 """
 
 
-def script(ranks, is_lost, within=None):
+def script(ranks, is_lost, within=None, save="", check=""):
     first = {f"w{number + 1}" for number in range(ranks)}
     text = SCRIPT.replace("FIRST", repr(first)).replace("IS_LOST", is_lost)
+    text = text.replace("        SAVE\n", save).replace("CHECK\n", check)
     return text.replace("WITHIN", repr(within))
 
 
@@ -96,3 +125,15 @@ def test_a_share_is_lost_with_its_copy(run_job):
     assert "both were lost at once" in output
     assert "tfring.callbacks.Checkpoint" in output
     assert "as one process" not in output
+
+
+@pytest.mark.parametrize("dies", ["w1", "w2"])
+def test_a_rank_is_lost_while_rank_0_saves(run_job, dies):
+    output = run_job(
+        3,
+        script(3, "False", save=SAVE.replace("DIES", dies), check=CHECK),
+        options=["--elastic", "--min-np", "2"],
+        env=PATIENT,
+    )
+    assert output.count("begins at step 3 of") >= 2
+    assert output.count("as saved") >= 2

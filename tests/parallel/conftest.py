@@ -82,9 +82,7 @@ def _needs_xla(item: pytest.Item) -> bool:
 # Skips by parameters and marks, not by errors, so that any other failure
 # counts.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The objects of TensorFlow's modules are never freed. Without this, each
-    # clear_session() of Keras would scan them for a fifth of a second.
-    gc.freeze()
+    _leave_out_of_collections()
     for item in items:
         if _ON_FAKE_GPU and _needs_xla(item):
             reason = "XLA has no compiler for the fake device"
@@ -92,6 +90,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if ".dev" in keras.version() and item.name in _EXPECTED_FAILURES:
             reason = _EXPECTED_FAILURES[item.name]
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def _leave_out_of_collections() -> None:
+    """Has the garbage collector no longer scan what is alive now.
+
+    The objects of TensorFlow's modules are never freed, nor are the graphs of
+    steps that Keras has trained: after some hundred tests, each clear_session()
+    of Keras would scan them for a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _graphs_of_earlier_modules() -> Iterator[None]:
+    yield
+    _leave_out_of_collections()
 
 
 @pytest.fixture(autouse=True)

@@ -71,6 +71,18 @@ def gradient_of(function):
     return gradient
 
 
+def ancestors(operation):
+    """The names of all operations of a graph that run before."""
+    found, rest = set(), [operation]
+    while rest:
+        each = rest.pop()
+        for other in [t.op for t in each.inputs] + each.control_inputs:
+            if other.name not in found:
+                found.add(other.name)
+                rest.append(other)
+    return found
+
+
 def bits_of(variables):
     return [np.asarray(v).tobytes() for v in variables]
 

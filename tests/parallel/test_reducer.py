@@ -10,13 +10,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_each_close
+from helpers import ancestors, assert_each_close
 
 import tfring
 from tfring._core import runtime
 from tfring._gradients import local_gradients
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import LocalVariables
+from tfring._ops.autograph import not_converted
 
 pytestmark = pytest.mark.usefixtures("several_ranks")
 
@@ -26,6 +27,8 @@ def two_layers_in_a_bucket(monkeypatch):
     monkeypatch.setattr(runtime, "fusion_threshold_bytes", lambda: 64)
 
 
+# As for the public functions that call it.
+@not_converted
 def reduce_gradients(gradients, variables, **options):
     return local_gradients.reduce_gradients(
         gradients, variables, GradientOptions(**options)
@@ -54,14 +57,6 @@ def traced(function, *arguments, **how):
 
 def names_of(start):
     return [name.decode() for name in start.get_attr("tensor_names")]
-
-
-def ancestors(operation):
-    """The names of the operations that `operation` waits for."""
-    waited_for = tf.compat.v1.graph_util.extract_sub_graph(
-        operation.graph.as_graph_def(), [operation.name]
-    )
-    return {node.name for node in waited_for.node}
 
 
 def check_one_chain(starts, graph):

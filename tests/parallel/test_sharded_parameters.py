@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import (
+    ancestors,
     assert_alike,
     assert_each_close,
     assert_each_equal,
@@ -337,18 +338,6 @@ def test_two_groups_are_whole_at_a_time(jit_compile):
             and o.inputs[-2].op is gathers[names.index(name)]
         )
         assert any(output.consumers() for output in done.outputs[:-1])
-
-
-def ancestors(operation):
-    """The names of all operations that run before."""
-    found, rest = set(), [operation]
-    while rest:
-        each = rest.pop()
-        for other in [t.op for t in each.inputs] + each.control_inputs:
-            if other.name not in found:
-                found.add(other.name)
-                rest.append(other)
-    return found
 
 
 def forward_users(start, operations):
