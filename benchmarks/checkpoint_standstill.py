@@ -81,7 +81,7 @@ def delays(seconds):
 
 
 def written_megabytes(path):
-    """Returns the bytes of each rank in a checkpoint of tfring, in MB."""
+    """Returns the size of each rank's part of a tfring checkpoint, in MB."""
     [newest] = sorted(path.glob("checkpoint-*"))[-1:]
     return [
         sum(file.stat().st_size for file in newest.glob(f"part-{rank:05d}.*"))

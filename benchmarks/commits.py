@@ -1,11 +1,10 @@
-"""What a commit of an elastic state costs with sharded parameters.
+"""Measures what a commit of an elastic state with sharded parameters costs.
 
     tfringrun -np 3 --elastic python benchmarks/commits.py [WIDTH] [LAYERS]
 
-It prints, for rank 0, the seconds of a commit, the bytes that the rank sends in
-one, and the bytes that the commit keeps in the host's memory, each also as
-bytes for each weight. The model is a stack of `LAYERS` dense layers of
-`WIDTH` units, with Adam.
+Prints for rank 0 how long a commit takes, how many bytes the rank sends, and
+how many the commit keeps in host memory; the bytes also for each weight. The
+model is a stack of `LAYERS` dense layers of `WIDTH` units, with Adam.
 """
 
 import statistics
@@ -36,7 +35,7 @@ def build(width, layers):
 
 
 def kept_bytes(value):
-    """The bytes of the arrays in a commit."""
+    """Returns the bytes of the arrays in a commit."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):

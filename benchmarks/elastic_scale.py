@@ -30,7 +30,7 @@ from tfring.rendezvous import handshake, wire
 RANKS_PER_HOST = 8
 LATENCY_SECONDS = 20e-6
 BYTES_PER_SECOND = 12.5e9
-# What a rank tells another when it connects to it.
+# The message by which a rank introduces itself to the rank it connects to.
 HELLO = {
     "role": "data",
     "generation": 2,

@@ -3,8 +3,8 @@ r"""Trains, saves and loads a GPT-2 that does not fit into the memory of a rank.
   tfringrun -np 3 python benchmarks/large_model.py --shard=parameters
 
 The weights are random, 304 million with the defaults; the data are random
-words. It takes keras_hub. `--shard=nothing` and `--shard=states` train the same
-model as plain data parallelism does, and with `shard_states=True` alone.
+words. The program needs keras_hub. `--shard=nothing` trains the same model with
+plain data parallelism, `--shard=states` with `shard_states=True` alone.
 docs/guides/large-models.md has the commands that limit each rank's memory.
 """
 

@@ -7,15 +7,16 @@ r"""Measures peak memory and time of memory-saving training steps.
       --model=gpt384 --batch_size=2 --policies=whole,parameters,hybrid
 
 Each policy has a model of its own. First its peak is measured, while the other
-models rest; then all policies are timed by turns. The peak is the most that
-TensorFlow's allocator has allocated at once for the policy, with weights and
-batch. On a CPU the allocator leaves out tensors below 256 KiB, and may give a
-tensor up to twice its bytes, such as the temporary memory of --jit_compile. A
-policy runs on each rank alone, without collectives, if it has no optimizer.
+models rest; then the policies are timed in turn, round by round. The peak is
+the most that TensorFlow's allocator has allocated at once for the policy, with
+weights and batch. On a CPU the allocator leaves out tensors below 256 KiB, and
+may give a tensor up to twice its bytes, such as the temporary memory of
+--jit_compile. A policy runs on each rank alone, without collectives, if it has
+no optimizer.
 
-For an optimizer there are bytes by kind, too: of this rank's weights and
-states, and of the gradients that it keeps until the update, its shares or all.
-The rest of the peak is feature maps, gathered weights and gradients on the way.
+With an optimizer, the rows also show this rank's bytes of weights, of states,
+and of the gradients that it keeps until the update. The rest of the peak is
+feature maps, gathered weights and gradients in flight.
 """
 
 import argparse
@@ -56,18 +57,18 @@ class _Policy:
     step: Callable[[], Any]
     peak_bytes: int
     kinds: dict[str, int]  # bytes of this rank, for an optimizer
-    # One of each rank for each round, for a step.
+    # For each round, the seconds, CPU seconds and sent bytes of a step by rank.
     turns: list[list[tuple[float, float, float]]]
 
 
 def measure(
     options: argparse.Namespace,
 ) -> tuple[list[Row], dict[str, float]]:
-    """Measures training steps by turns under several policies.
+    """Measures training steps under several policies, one after the other.
 
     Returns:
-        A row for each policy, and for "auto" for each budget. Also the bytes of
-        this rank by their kinds, for each policy that has an optimizer.
+        A row for each policy, or for each budget of "auto", and this rank's
+        bytes by kind for each policy with an optimizer.
     """
     native.capi().tfring_offload_count_allocations()
     policies = [
@@ -122,7 +123,7 @@ def _offloads(
 def _prepared(
     options: argparse.Namespace, who: str, offload: tfring.Offload | None
 ) -> _Policy:
-    """Returns a policy that is warm, with its peak."""
+    """Returns a policy after its warm-up steps, with its peak."""
     left = _memory_info("current")
     base = who.partition("+")[0]
     keras.backend.clear_session()
@@ -162,7 +163,7 @@ def _prepared(
 
 @functools.cache
 def _half() -> tfring.ProcessSet:
-    """Returns this rank's half of the ranks."""
+    """Returns the process set of this rank's half of the ranks."""
     ranks, half = list(range(tfring.size())), tfring.size() // 2
     if len(ranks) < 4 or len(ranks) % 2:
         raise SystemExit("The policy hybrid takes an even number of ranks, 4+.")
@@ -177,7 +178,6 @@ def _bytes_by_kind(variables: Sequence[Any], optimizer: Any) -> dict[str, int]:
         v if share is None else share.stored
         for v, share in zip(variables, shares, strict=True)
     ]
-    # The attribute has the layout of the shares.
     layout: Layout | None = optimizer.__dict__.get("_tfring_layout")
     gradients = variables if layout is None else layout.shares
     return {
@@ -244,7 +244,7 @@ def _step(
 ) -> tuple[Callable[[], Any], list[Any]]:
     """Returns a training step of a model, and the model's variables.
 
-    Each call has the same data.
+    Each call of the step trains on the same data.
     """
     shape, blocks, head = MODELS[name]()
     calls = [_remat(block) for block in blocks] if remat else blocks
@@ -311,8 +311,8 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 
 
 def between_hosts(options: argparse.Namespace) -> None:
-    """Measures in a job on hosts with slow links, and shows its rows."""
-    # The job has this program's flags, but for those of the hosts.
+    """Runs the measurement on hosts with slow links, and prints its rows."""
+    # Pass on this program's flags, except the hosts'.
     flags = [
         flag
         for flag in sys.argv[1:]

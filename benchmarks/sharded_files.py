@@ -1,11 +1,11 @@
-r"""Measures the memory for files of a sharded model: of each save and load.
+r"""Measures the memory that saving and loading a sharded model takes.
 
   tfringrun -np 2 python benchmarks/sharded_files.py --megabytes=512
 
-The model is a stack of square matrices, its optimizer Adam. The memory is the
-growth of a rank's resident set (VmHWM, of the kernel) from before a save or a
-load to its peak, beside what the rank has of the model anyway. A file has three
-times the bytes of the weights, and one variable has 4 `width` squared bytes.
+The model is a stack of square matrices, its optimizer Adam. The program reports
+the growth of a rank's resident set from before a save or a load to its peak
+(VmHWM), so the rank's part of the model is not counted. A file has three times
+the bytes of the weights, and one variable has 4 `width` squared bytes.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     for case, act in actions(model, folder):
         gc.collect()
         tfring.barrier()
-        # The peak is counted from here on.
+        # Writing 5 resets VmHWM.
         Path("/proc/self/clear_refs").write_text("5")
         before, cpu, start = resident_bytes("VmRSS"), cpu_seconds(), clock()
         made = act()

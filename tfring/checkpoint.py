@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tfring._checkpoint.folder import Folder
     from tfring._checkpoint.restoring import Saved
 
-# Modules that need TensorFlow are imported in functions, so that it gets the
-# settings by which it does not greet.
+# Modules that need TensorFlow are imported in functions, after the settings
+# that silence its messages.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

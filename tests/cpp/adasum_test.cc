@@ -36,7 +36,8 @@ Vector Combined(const Vector& a, const Vector& b) {
   return result;
 }
 
-// Combines as a tree, the surplus over a power of two first; without rounding.
+// Combines the inputs as a tree, after the surplus over a power of two, and
+// rounds nothing.
 Vector Reference(std::vector<Vector> ranks) {
   size_t doubling = 1;
   while (2 * doubling <= ranks.size()) doubling *= 2;
@@ -75,7 +76,7 @@ Vector ToVector(DataType dtype, const Elements& elements) {
   return vector;
 }
 
-// Half a unit in the last place of 1.
+// Returns half a unit in the last place of 1.
 double Epsilon(DataType dtype) {
   switch (dtype) {
     case DataType::kFloat16:
@@ -124,7 +125,7 @@ TEST_P(AdasumTest, IsTheReferenceAndTheSameBitsOnEveryRank) {
       for (const Elements& result : results) EXPECT_TRUE(result == results[0]);
       const Vector actual = ToVector(dtype, results[0]);
       ASSERT_EQ(actual.size(), expected.size());
-      // One rounding in each of at most four rounds, of numbers below 8.
+      // Each of at most four rounds rounds numbers below 8 once.
       const double tolerance = 4 * 8 * Epsilon(dtype);
       for (size_t i = 0; i < expected.size(); ++i) {
         ASSERT_NEAR(actual[i], expected[i], tolerance)

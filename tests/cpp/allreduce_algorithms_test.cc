@@ -101,7 +101,8 @@ TEST_P(AllreduceAlgorithmsTest, ScalesOnce) {
                   64 << 10);
 }
 
-// More than a block of recursive doubling, in segments of any size.
+// These are more elements than a block of recursive doubling has, in segments
+// of several sizes.
 TEST_P(AllreduceAlgorithmsTest, ReducesManyElements) {
   CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 300'007}},
                   64 << 10);

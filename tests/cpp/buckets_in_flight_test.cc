@@ -18,7 +18,7 @@ namespace tfring {
 namespace {
 
 constexpr int kSize = 3;
-// Runs on a worker; fewer floats may not.
+// The number of floats of a tensor that is large enough for a worker.
 constexpr size_t kLarge = 20'000;
 
 // A job with one rank per node and a gate in the first channel of rank 1.
@@ -78,7 +78,7 @@ TEST_F(BucketsInFlightTest, OneGoesOnWhileAnotherIsHeld) {
     ExpectSums(second);
     Pass();
     EXPECT_EQ(held[1]->outcome.calls(), 0);
-    // They take turns.
+    // The third bucket has the turn after the held one.
     EXPECT_EQ(third[1]->outcome.calls(), 0);
     gate_.Open();
     ExpectSums(held);
@@ -148,7 +148,7 @@ TEST_F(BucketsInFlightTest, AnAbortReachesAllOnce) {
   const Entries second = MakeEntries(kSize, "second", kLarge);
   const Entries third = MakeEntries(kSize, "third", kLarge);
   const Entries fourth = MakeEntries(kSize, "fourth", kLarge);
-  // A worker has two at most.
+  // A worker takes at most two buckets, so this one stays in the queue.
   const Entries waits = MakeEntries(kSize, "waits", kLarge);
   for (const Entries* entries : {&second, &third, &fourth, &waits}) {
     job_->Submit(*entries);

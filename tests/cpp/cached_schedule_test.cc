@@ -97,7 +97,7 @@ TEST(PeriodFinderTest, WhoLeavesSoonWaitsForMoreRepetitions) {
 
 // ---- The cached schedule ----
 
-// In turn, which the simulation below shows, and nothing else.
+// The simulation below shows that requests are next in their turn.
 TEST(CachedScheduleTest, OnlyAnEqualRequestIsNextOrAnAllgatherOfOtherRows) {
   CachedSchedule schedule({MakeRequest("a"), MakeAllgather("b", 3)}, /*rank=*/0,
                           /*size=*/2, NeighborsOf(0, {0, 0}, kMaxPeers));
@@ -111,7 +111,7 @@ TEST(CachedScheduleTest, OnlyAnEqualRequestIsNextOrAnAllgatherOfOtherRows) {
   EXPECT_TRUE(schedule.TakeReady().empty());
 }
 
-// Otherwise an embedding with equal batches would send its sizes in each step.
+// An embedding with equal batches must not send its sizes in each step.
 TEST(CachedScheduleTest, SizesAreSaidWhenTheyChange) {
   CachedSchedule schedule({MakeAllgather("a", 3)}, /*rank=*/0, /*size=*/2,
                           NeighborsOf(0, {0, 0}, kMaxPeers));
@@ -266,7 +266,7 @@ class Simulation {
       ASSERT_EQ(one.sizes, sizes) << "item " << item << " on rank " << rank;
       ++item;
     }
-    // Borders are the same on all ranks, too.
+    // The marks show that all ranks take the same items together.
     if (!ready.empty()) taken_[rank] += '|';
     shared_ = shared_ || ready.size() > 1;
   }
@@ -292,7 +292,7 @@ class Simulation {
   const int size_;
   std::vector<ProgressNeighbors> neighbors_;  // of each rank
   std::vector<CachedSchedule> schedules_;     // by rank
-  std::vector<int64_t> leaves_at_;            // at the latest
+  std::vector<int64_t> leaves_at_;  // when each rank leaves, at the latest
   std::vector<std::vector<std::deque<ProgressUpdate>>> messages_;  // from, to
   std::vector<std::string> taken_;                                 // by rank
   bool shared_ = false;  // whether items came together

@@ -40,7 +40,7 @@ void ExpectConverted(DataType from_type, DataType to_type,
   EXPECT_EQ(static_cast<float>(to.back()), 7.0F);
 }
 
-// Random bits, but that every exponent that float16 has is common.
+// Random bits, in which every exponent of float16 is common.
 template <typename T>
 std::vector<T> FloatsToRound() {
   std::mt19937_64 random(7);

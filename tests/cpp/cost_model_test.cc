@@ -73,7 +73,7 @@ TEST(CostModelTest, ALongChunkIsReducedWhileItIsOnTheWire) {
   EXPECT_DOUBLE_EQ(seconds(2000), 2 * 1000 * 1);
   costs.reduce_seconds_per_byte = 2;
   EXPECT_DOUBLE_EQ(seconds(2000), 1000 * 2 + 1000 * 1);
-  // Unless cores do both.
+  // If the same cores send and reduce, the times add up.
   EXPECT_DOUBLE_EQ(PredictSeconds(kRing, {1, 2}, costs, 2000),
                    2 * (1 + 1000 * 0.5) + 1000 * 2);
 }
@@ -115,7 +115,8 @@ TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {
   // messages of both ranks, and one is reduced meanwhile.
   EXPECT_DOUBLE_EQ(Predict(kDoubling, {2, 2}, 8),
                    (1 + 8 * 0.5 + 8 * 0.25) + 8 * 4);
-  // A surplus rank gives, and gets.
+  // A surplus rank sends its data before the rounds and receives the result
+  // after.
   EXPECT_DOUBLE_EQ(Predict(kDoubling, {1, 3}, 8),
                    3 * (1 + 8 * 0.5) + 2 * 8 * 0.25);
   // Every block takes all rounds.
@@ -138,7 +139,7 @@ TEST(CostModelTest, KnowsWhatALayoutAllows) {
             (Strings{"hierarchical 8 x 36", "hierarchical 8 x 6 x 6",
                      "hierarchical 8 x 3 x 3 x 4",
                      "hierarchical 8 x 2 x 2 x 3 x 3"}));
-  // No grid: a ring.
+  // These ranks form no grid, so the ring is used.
   EXPECT_EQ(Names(Plans({5, 1}, AllreduceAlgorithm::kHierarchical)),
             Strings{"ring"});
 }

@@ -181,7 +181,7 @@ TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
 }
 
 TEST_F(FakeDriverTest, ADelayMayBeOfAnyLength) {
-  // Half of it is as good as sure to be exceeded by one of some.
+  // One of 30 random delays is almost certainly longer than half of the limit.
   const WithFakeCuda delay(&fake_cuda::Options::delay_us, 400'000);
   for (int i = 0; i < 30 && FakeCudaCounts().longest_delay_us < 200'000; ++i) {
     EXPECT_EQ(Copy(memory_, other_, 1), 0);

@@ -31,8 +31,8 @@ class GpuFusion {
         context_(options, transport, device.kernels(), CostSource::kTypical,
                  Memory::kDevice) {}
 
-  // Reduces so many tensors in turn, each small enough to be packed; calls
-  // `begin` when they are on the GPU.
+  // Reduces that number of tensors in turn, each small enough to be packed;
+  // calls `begin` when they are on the GPU.
   void CheckAllreduce(
       const SolvedAllreduce& c, int64_t tensors,
       const std::function<void()>& begin = [] {}) {
@@ -56,8 +56,8 @@ class GpuFusion {
         << c.count << " on rank " << transport_.rank();
   }
 
-  // Reduce-scatters tensors with so many rows in turn.  Each is scaled when it
-  // is packed into the fusion buffer.
+  // Reduce-scatters tensors with these numbers of rows in turn.  Each is scaled
+  // when it is packed into the fusion buffer.
   void CheckReduceScatter(const std::vector<int64_t>& rows) {
     SolvedAllreduce c(
         {DataType::kFloat32, ReduceOp::kSum,

@@ -79,7 +79,7 @@ TEST_F(CudaKernelsTest, AGpuThatIsNotThereIsAnError) {
 TEST_F(CudaKernelsTest, WhatTheCompilerSaysIsInTheError) {
   if (FakeCuda() == nullptr) GTEST_SKIP() << "a real compiler is there";
   const WithFakeCuda no_compiler(&fake_cuda::Options::no_compiler, 1);
-  // No code is built in for that one.
+  // The library has no code for a GPU of this capability.
   const WithFakeCuda old_gpu(&fake_cuda::Options::capability, 52);
   EXPECT_THAT(CudaDevice::ForOrdinal(0).status(),
               HasMessage("the fake compiler is lost"));
@@ -193,7 +193,7 @@ TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
       for (const double factor : {1.0, 1.0 / 3}) {
         Elements expected(count * SizeInBytes(to));
         const DeviceElements output(*gpu_, expected);
-        // In the order from last to first.
+        // The pieces are listed from the last to the first.
         std::vector<CopyPiece> on_host, on_gpu;
         int64_t first = 0;
         for (int i = 0; i < kPieces; ++i) {
@@ -257,7 +257,7 @@ TEST_F(CudaKernelsTest, AGridHas64BlocksAtMost) {
   EXPECT_EQ(gpu_->Finish(), absl::OkStatus());
 }
 
-// Nothing that the launch needs is kept until the GPU gets there.
+// The GPU does not read the caller's pieces when it gets to the launch.
 TEST_F(CudaKernelsTest, PiecesAreOneLaunchAndNobodyKeepsThem) {
   if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not count them";
   const Elements input = InterestingElements(DataType::kUint16, 1000, 6);

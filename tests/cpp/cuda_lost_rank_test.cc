@@ -32,7 +32,7 @@ void Wait(const std::atomic<int>& number, int value) {
   while (number < value) std::this_thread::yield();
 }
 
-// All that a rank has.
+// A rank with its GPU and its transport.
 struct Rank {
   Rank(Transport& host, Way way, int gpu)
       : device(CudaDevice::ForOrdinal(gpu).value()),
@@ -313,7 +313,7 @@ TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
            GpuRank gpu(device, transport, kSegmentBytes);
            const Elements input =
                AllreduceInput(c.dtype, c.op, c.count, gpu.rank());
-           // On one rank nothing is reduced; but scaled.
+           // On one rank nothing is reduced, so the result is scaled.
            AllreduceCase scaled = c;
            if (size == 1) scaled.postscale = 0.5;
            const auto result = gpu.Allreduce(

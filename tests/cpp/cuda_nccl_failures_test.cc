@@ -80,7 +80,7 @@ TEST(CudaNcclChoiceTest, AGpuForEachRank) {
 TEST(CudaNcclChoiceTest, WithoutASettingItServes) {
   ExpectAll(Choose(Options(), kSize), true);
   ExpectAll(Choose(Options(), kSize - 1), false);
-  // It does not promise the same bits in each run.
+  // NCCL does not promise the same bits in each run.
   Options options;
   options.deterministic = true;
   ExpectAll(Choose(options, kSize), false);

@@ -39,7 +39,7 @@ class CudaNcclLaunchedTest : public testing::Test {
     return options;
   }
 
-  // The ring's, without NCCL, whatever it costs.
+  // Options for the ring by CUDA's IPC, without NCCL.
   static Options ByIpc() {
     Options options = MakeOptions();
     options.gpu_backend = Options::GpuBackend::kRing;
@@ -80,7 +80,7 @@ class CudaNcclLaunchedTest : public testing::Test {
 
   void Join(int rank) { joins_[rank]->SubmitTo(job_->engine(rank)); }
 
-  // Has it go through the fusion buffer.
+  // Scales the entry, so that it goes through the fusion buffer.
   static void Scale(TensorEntry& entry) {
     entry.request.prescale_factor = 2;
     entry.request.postscale_factor = 0.5;
@@ -88,7 +88,7 @@ class CudaNcclLaunchedTest : public testing::Test {
 
   int launches() const { return FakeNccl()->collectives - launches_before_; }
 
-  // Returns when all ranks together have launched so many, and no more.
+  // Returns when all ranks together have launched exactly this many.
   void AwaitLaunches(int count) const {
     EXPECT_TRUE(Await([&] { return launches() >= count; }));
     LookAround();
@@ -321,7 +321,7 @@ TEST_F(CudaNcclLaunchedTest, NoOutputIsAllocatedWhileTheRingWaits) {
     tensors_.push_back(std::make_unique<StreamedTensor>(rank, rank, 100));
     tensors_.back()->change = [](TensorEntry& entry) {
       entry.request.kind = CollectiveKind::kAllgather;
-      // Enough: once the abort has ended the wait, the copy may begin.
+      // From here on the driver waits wherever CUDA may.
       entry.allocate_output = [](int, const std::vector<int64_t>&) {
         FakeCuda()->waits = 1;
         return OpenGpu(0)->kernels().Allocate(kSize * 100 * sizeof(float));
@@ -365,7 +365,7 @@ TEST_F(CudaNcclLaunchedTest, AnErrorIsOfAllThatTheGpuHasNotDone) {
 
 TEST_F(CudaNcclLaunchedTest, ARankIsLost) {
   Options options = MakeOptions();
-  options.stall_shutdown_seconds = 0;  // They wait for ever.
+  options.stall_shutdown_seconds = 0;  // They wait without limit.
   StartJob(options);
   const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
   for (const char* const name : {"a", "b", "c"}) Submit(name);

@@ -22,7 +22,7 @@ namespace {
 class CudaNcclTest : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, CudaNcclTest, testing::Values(1, 2, 3, 4));
 
-// Which of them NCCL adds up.
+// Returns true if NCCL can add up the type.
 bool IsOfNccl(DataType dtype) {
   return dtype != DataType::kInt16 && dtype != DataType::kUint16 &&
          dtype != DataType::kBool;

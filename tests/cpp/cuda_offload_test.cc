@@ -251,7 +251,7 @@ TEST(CudaCopierFailureTest, CopiesEndWithTheErrorOfTheirContext) {
   }
   ASSERT_EQ(ended.wait_for(kLong), std::future_status::ready);
   EXPECT_THAT(ended.get().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
-  // From then on none begins.
+  // After a failure no copy begins.
   ended = submit();
   ASSERT_EQ(ended.wait_for(kLong), std::future_status::ready);
   EXPECT_THAT(ended.get().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));

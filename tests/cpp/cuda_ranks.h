@@ -56,7 +56,7 @@ void OnGpus(const std::vector<int>& nodes, const Options& options, Way way,
   EXPECT_EQ(FakeCudaCounts().left_in_context, left_before);
 }
 
-// The same on one node.
+// Calls body on each rank of one node.
 template <typename Body>
 void OnGpus(int size, const Options& options, Way way, const Body& body) {
   OnGpus(std::vector<int>(size), options, way, body);

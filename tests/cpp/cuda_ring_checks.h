@@ -26,7 +26,7 @@ class GpuRank : public RingRank<CudaDevice, DeviceElements> {
     return Reduce(c, input, in_place, &RingAllreduce, begin);
   }
 
-  // The same bits as on the host.
+  // Checks that the GPU gives the same bits as the host.
   void CheckAdasum(Transport& host, int64_t count) {
     Elements input =
         MakeElements(DataType::kFloat32, count, [&](auto type, int64_t i) {

@@ -117,7 +117,7 @@ TEST(CudaFallbackTest, WhereMemoryCannotBePinnedAllGoThroughTheHost) {
   }
 }
 
-// Only some ranks share a node; parts are late.
+// Only some ranks share a node, and the GPUs are late.
 TEST(CudaNodesTest, StagedWithinAndBetweenThem) {
   const WithFakeCuda delay(&FakeOptions::delay_us, 300);
   for (const std::vector<int>& nodes :

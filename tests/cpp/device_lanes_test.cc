@@ -42,7 +42,7 @@ class Events {
 // A job with a device lane and a log of events on each rank.
 class DeviceLanesTest : public testing::Test {
  protected:
-  // The stream of a rank's lane is its Events.
+  // A rank's Events take the place of its lane's stream.
   std::unique_ptr<Job> MakeJob() {
     transports_ = MakeInProcessTransports(kSize);
     Options options = Job::ShortOptions();
@@ -305,7 +305,7 @@ TEST_P(DeviceCallbackTest, AnErrorAfterTheWorkEndsTheJob) {
   };
   job->Submit(entries);
   for (const auto& entry : entries) {
-    // Others may have had their sums before.
+    // The other ranks may have had their sums before the failure.
     const bool must_fail = entry == entries[GetParam()];
     EXPECT_TRUE(!entry->outcome.Wait().ok() || !must_fail);
   }

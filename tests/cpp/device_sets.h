@@ -68,7 +68,7 @@ class DeviceSet {
 
   const RankClocks& clocks() const { return clocks_; }
 
-  // Lets `time` pass when all ranks have looked that still do.
+  // Waits until every rank that has not ended has looked, and lets `time` pass.
   void Advance(Clock::duration time) {
     std::vector<int> indices(size());
     std::iota(indices.begin(), indices.end(), 0);

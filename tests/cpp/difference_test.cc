@@ -13,7 +13,8 @@ namespace {
 
 using Change = std::function<void(CollectiveRequest&)>;
 
-// Between a request of rank 0 and its changed copy on rank 2.
+// Returns the difference between a request of rank 0 and its changed copy on
+// rank 2.
 std::string DifferenceAfter(const Change& change,
                             CollectiveKind kind = CollectiveKind::kAllreduce,
                             const std::string& name = "kernel") {
@@ -56,7 +57,7 @@ TEST(DifferenceTest, SaysWhatEachRankSent) {
       {[](auto& request) { request.tensors.push_back({"bias", {128}}); },
        "numbers of tensors differ. Rank 0 sent 1 tensor, 'kernel'; rank 2 sent "
        "2 tensors, 'kernel' to 'bias'"},
-      // Rather than of numbers.
+      // The difference of types is told, and not that of numbers.
       {[](auto& request) {
          request.tensors.push_back({"bias", {128}});
          request.dtype = DataType::kInt64;

@@ -170,7 +170,7 @@ TEST_P(EngineShutdownTest, MayOverlapWithASubmit) {
 
   const int before = sends;
   std::thread leaver([&] { job.engine(leaving).Shutdown(); });
-  // The coordinator asks nobody.
+  // The coordinator sends no request for its own shutdown.
   EXPECT_TRUE(leaving == 0 || Await([&] { return sends > before; }));
   late[leaving]->SubmitTo(job.engine(leaving));
   release.set_value();

@@ -44,7 +44,7 @@ class EngineFaultTest
     for (const auto& entry : work.back()) entry->request.splits = {300, 0, 300};
     work.push_back(MakeEntries(kSize, "short", 10));
     if (std::get<Medium>(GetParam()) == Medium::kTwoNodes) {
-      // Two are under way at once, each on a worker.
+      // Two of these are on the wire at once, each by a worker of its own.
       for (const char* name : {"one", "two", "three"}) {
         work.push_back(MakeEntries(kSize, name, 20'000));
       }
@@ -107,7 +107,7 @@ class EngineFaultTest
     return failed;
   }
 
-  // From the failure on, with one message.
+  // Expects every later entry to fail, all with the same message.
   static void ExpectEveryRankFails(Job& job,
                                    const std::vector<Entries>& entries) {
     for (int rank = 0; rank < kSize; ++rank) {
@@ -115,7 +115,7 @@ class EngineFaultTest
       absl::Status first;
       for (const Entries& more : entries) {
         more[rank]->SubmitTo(job.engine(rank));
-        // The first may be waiting for the news of the failure.
+        // Only the first entry of a rank may have to wait for the failure.
         if (!first.ok()) {
           EXPECT_EQ(more[rank]->outcome.calls(), 1);
         }
@@ -127,9 +127,9 @@ class EngineFaultTest
     }
   }
 
-  // Has every operation fail, until none fails anything: an entry may well
-  // succeed although a later operation fails; and the operations of the
-  // shutdown fail no entry.
+  // Makes each operation fail in turn, until several failures in a row have had
+  // no effect.  An entry may succeed although a later operation fails, and the
+  // operations of the shutdown fail no entry.
   template <typename RunWith>
   static void ForEveryOperation(const RunWith& fails) {
     constexpr int kEnough = 16;
@@ -196,8 +196,8 @@ TEST_P(EngineFaultTest, MayComeWhileCostsAreMeasured) {
   EXPECT_TRUE(failed || std::get<Channel>(GetParam()) != Channel::kData);
 }
 
-// Looks for a lost rank only when it is asked to make progress, as transports
-// do that look now and then otherwise.
+// Looks for a lost rank only when it is asked to make progress.  Other
+// transports also look now and then.
 class LateToNotice final : public ForwardingTransport {
  public:
   LateToNotice(std::unique_ptr<Transport> inner, const std::atomic<bool>& lost)
@@ -211,7 +211,7 @@ class LateToNotice final : public ForwardingTransport {
   const std::atomic<bool>& lost_;
 };
 
-// With the engine's own thread and, until it is used, without.
+// The engine has its own thread, or until it is used an IdleWatch.
 TEST(IdleEngineTest, SeesThatARankIsLost) {
   for (const bool has_watch : {false, true}) {
     std::atomic<bool> lost{false};

@@ -49,7 +49,7 @@ TEST_P(EngineTest, NamelessEntriesMeetByTheOrderOfSubmission) {
   for (const size_t count : {3, 1, 700}) {
     all.push_back(MakeEntries(size(), "", count));
   }
-  // A kind of its own has an order of its own.
+  // Nameless entries of another kind have an order of their own.
   const Entries broadcasts =
       MakeEntries(size(), "", 5, CollectiveKind::kBroadcast);
   OnThreads(size(), [&](int rank) {
@@ -166,8 +166,8 @@ TEST(SmallRequestTest, RunsOnTheThreadThatSubmitsIt) {
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(is_run_here(300'000));
 }
 
-// One that nobody else has submitted is the engine's, and does not keep its
-// caller.
+// A request that no other rank has submitted is left to the engine's thread,
+// and Submit returns.
 TEST(SmallRequestTest, LeavesWhatOthersLackToTheEngine) {
   Job job(2);
   for (int i = 0; i < 20; ++i) {

@@ -67,7 +67,7 @@ class Completion {
 // Must outlive the collective.
 class FloatEntry {
  public:
-  // In place, but where its kind has an output apart from the input.
+  // The entry is in place, unless its kind has an output apart from the input.
   FloatEntry(std::string name, std::vector<float> values)
       : data_(std::move(values)) {
     request.name = name;
@@ -96,7 +96,7 @@ class FloatEntry {
     entry.on_received_splits = [](const std::vector<int64_t>&) {};
     entry.on_joined = [this](int rank) { last_joined = rank; };
     entry.done = [this](const absl::Status& status) {
-      // At once, so that AddressSanitizer sees who still uses it.
+      // The memory is freed here, so that AddressSanitizer sees a later use.
       if (!status.ok()) {
         std::vector<float>().swap(data_);
         std::vector<float>().swap(apart_);
@@ -203,7 +203,8 @@ class Job {
     });
   }
 
-  // All at once: the ranks of GPUs meet before they free their memory.
+  // Ends all engines at once, because ranks with GPUs wait for one another
+  // before they free their memory.
   ~Job() {
     OnThreads(size(), [this](int rank) { engines_[rank].reset(); });
   }

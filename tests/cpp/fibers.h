@@ -19,8 +19,8 @@ class Fibers {
  public:
   explicit Fibers(int count) : fibers_(count) {}
 
-  // Runs body(i) on fiber i, for each that lives.  Returns the fibers that wait
-  // for ever.
+  // Runs body(i) on each fiber i that is not dead.  Returns the fibers that
+  // wait when no event is left.
   std::vector<int> Run(const std::function<void(int)>& body);
 
   double now() const { return now_; }
@@ -32,11 +32,11 @@ class Fibers {
   // Resumes `fiber` at `time`, unless it has been resumed by then.
   void Wake(int fiber, double time);
   void WakeAll();
-  // Returns after so many simulated seconds.
+  // Returns when this much simulated time has passed.
   void Sleep(double seconds);
 
-  // Calls `call` at `time`, in a run and on no fiber, and resumes `fiber`;
-  // neither if the fiber is dead or has ended.
+  // Calls `call` during a run, at `time` and on no fiber, and then resumes
+  // `fiber`.  Does nothing if that fiber is dead or has ended.
   void At(int fiber, double time, std::function<void()> call);
   // Ends the fiber at `time`.
   void Kill(int fiber, double time);
@@ -56,7 +56,7 @@ class Fibers {
     // kCall, kDeath, or the fiber's turn: the event is void if the fiber has
     // been resumed since.
     int64_t turn;
-    // For a queue whose first event is the earliest.
+    // Reversed, so that the earliest event comes first in a priority queue.
     bool operator<(const Event& other) const {
       return time != other.time ? time > other.time : number > other.number;
     }

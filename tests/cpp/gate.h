@@ -15,7 +15,7 @@ namespace tfring {
 // Stops every thread of a rank at its next operation, as SIGSTOP does.
 class Gate {
  public:
-  // Closes at this number of sends on the data transports, counted from now.
+  // Closes after this number of sends on the data transports.
   void CloseAfter(int operations) { left_ = operations; }
   void Close() {
     std::lock_guard<std::mutex> lock(mutex_);

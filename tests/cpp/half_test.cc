@@ -47,8 +47,9 @@ class HalfTest : public testing::Test {
     return static_cast<float>(Type::FromBits(bits));
   }
 
-  // The finite, non-negative value of `bits`; of infinity's, the power of two
-  // that would come next, which is where rounding to infinity is measured from.
+  // Returns the value of `bits`, which are not negative.  The bits of infinity
+  // have the power of two that would come next, because numbers half-way to it
+  // round to infinity.
   static double Value(uint16_t bits) {
     const int exponent = bits >> Format::kMantissaBits;
     const int mantissa = bits & ((1 << Format::kMantissaBits) - 1);
@@ -122,7 +123,8 @@ TYPED_TEST(HalfTest, KeepsNanAndItsSign) {
   }
 }
 
-// In case the formats above err together with the code.
+// The reference above and the code could have the same error; these bits are
+// known.
 TEST(KnownHalvesTest, AreAsTheStandardSays) {
   EXPECT_EQ(Float16(-2.0F).bits(), 0xc000);
   EXPECT_EQ(Float16(65504.0F).bits(), 0x7bff);   // the largest

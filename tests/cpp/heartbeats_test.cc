@@ -103,7 +103,7 @@ TEST_F(HeartbeatsTest, AllThatSleepAtOnceWakeWithoutBlame) {
   }
 }
 
-// Nothing is read after a last message, and nothing sent.
+// After a last message nothing is read, and nothing is sent.
 TEST_F(HeartbeatsTest, OneThatHasLeftIsNotMissed) {
   ranks_[3]->StopSending();
   ranks_[0]->StopListening(3);

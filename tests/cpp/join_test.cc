@@ -48,7 +48,7 @@ TEST_F(JoinNegotiationTest, WithoutAJoinTheResponseHasNothingMore) {
     const ResponseList response_list = coordinator_.TakeResponses();
     ASSERT_EQ(response_list.responses.size(), 1u);
     EXPECT_TRUE(response_list.responses[0].requests.empty());
-    // And once more after a join.
+    // The same must hold once more after a join.
     for (int rank = 0; rank < kSize; ++rank) Join(rank);
     coordinator_.TakeResponses();
   }
@@ -58,7 +58,7 @@ TEST_F(JoinNegotiationTest, AJoinCompletesWhatWaitedForItInTheOrderOfArrival) {
   for (const int rank : {0, 1}) {
     for (const char* name : {"c", "a", "b"}) Add(rank, name);
   }
-  Add(2, "d");  // which no other rank has asked for yet
+  Add(2, "d");  // No other rank has asked for it yet.
   Join(2);
   ResponseList response_list = coordinator_.TakeResponses();
   ASSERT_EQ(response_list.responses.size(), 1u);  // fused
@@ -169,7 +169,7 @@ TEST(NeutralContributionTest, IsNotScaled) {
   request.prescale_factor = -1;
   NeutralContribution contribution(request);
   ASSERT_EQ(contribution.Allocate(CpuKernels()), absl::OkStatus());
-  // The ranks choose the way of the bucket by it.
+  // The ranks choose the algorithm by the request, so it keeps the factor.
   EXPECT_EQ(contribution.entry().request.prescale_factor, -1);
   EXPECT_EQ(contribution.entry().input_factor(), 1);
   EXPECT_EQ(*static_cast<const float*>(contribution.entry().buffers[0].input),
@@ -223,7 +223,8 @@ TEST_P(JoinTest, TheLastOneMayRunAloneAndAllHearWhoItWas) {
   ExpectWorks(job_, "alone");
 }
 
-// Some large enough to go as they lie and some not, of odd sizes.
+// Some tensors are large enough to travel without the fusion buffer.  Their
+// sizes are odd.
 TEST_P(JoinTest, FactorsAreForThoseThatContribute) {
   constexpr int64_t kCounts[] = {21'982, 1, 20'001, 0, 2783, 7, 70'001};
   Join(joined());
@@ -341,7 +342,7 @@ TEST(JoinFusionTest, EachTensorHasItsOwnFactor) {
   EXPECT_FALSE(second.outcome.Wait().ok());
   third.SubmitTo(job.engine(3));
   EXPECT_FALSE(third.outcome.Wait().ok());
-  // Completes both at once.
+  // This completes both joins at once.
   joins[1]->SubmitTo(job.engine(1));
   for (const int rank : {0, 3}) {
     ASSERT_TRUE(a[rank]->outcome.Wait().ok()) << a[rank]->outcome.Wait();

@@ -78,7 +78,7 @@ Operands MakeOperands(DataType dtype, int64_t count, int64_t first = 0) {
   return operands;
 }
 
-// Element `i`, of a bool's byte whether it is not 0.
+// Returns element `i`; of a bool, whether its byte is not 0.
 template <typename T>
 T At(const Elements& elements, int64_t i) {
   if constexpr (std::is_same_v<T, bool>) {
@@ -212,7 +212,7 @@ TEST_P(KernelsTest, ScalesAsDoubleAndStaysInRange) {
                      : product <= static_cast<double>(Limits::lowest())
                          ? Limits::lowest()
                          : static_cast<T>(std::trunc(product));
-        } else {  // whatever its byte is
+        } else {  // A bool keeps its byte.
           EXPECT_EQ(output[i], input[i]);
           continue;
         }

@@ -53,7 +53,7 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
     }
   }
 
-  // Has them wait until they are done.
+  // Makes the other ranks wait until the entries are done.
   void Wait(const Entries& entries) {
     const std::vector<int> ranks = others();
     clocks_.AwaitLooks(ranks);
@@ -95,7 +95,7 @@ TEST_P(LateRankTest, IsReportedThenItFailsAndTheStepsGoOn) {
   RunSteps(*job_, 8);
 }
 
-// It cannot even leave the cached schedule by a progress update.
+// A process that hangs cannot even leave the cached schedule by an update.
 TEST_P(LateRankTest, MayBeAProcessThatHangs) {
   RunSteps(*job_, 4);
   testing::internal::CaptureStderr();

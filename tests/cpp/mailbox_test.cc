@@ -80,7 +80,7 @@ TEST_F(MailboxTest, FlushWaitsUntilThePeerHasTakenEverything) {
 
 TEST_F(MailboxTest, AFailedSendIsSeenAtTheNextCollectOrFlush) {
   for (const bool flush : {false, true}) {
-    // The length leaves, the text does not.
+    // The message with the length is sent, and the one with the text fails.
     const auto faulty = MakeFaultyTransport(
         std::move(MakeInProcessTransports(2)[0]), /*failing_operation=*/1);
     Mailbox mailbox(*faulty);

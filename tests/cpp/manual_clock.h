@@ -27,7 +27,7 @@ class ManualClock final : public Clock {
     ++readings_;
     return time_point(duration(now_ += per_reading_.count()));
   }
-  // For a moment: looks cost nothing here.
+  // Waits for a moment only, since a look costs nothing in a test.
   void WaitFor(std::condition_variable& changed,
                std::unique_lock<std::mutex>& lock,
                duration timeout) const override {
@@ -59,8 +59,8 @@ class RankClocks {
   bool AwaitLooks(const std::vector<int>& ranks, const Condition& ended) const {
     for (int turn = 0; turn < 3; ++turn) {
       std::vector<int64_t> due;
-      // A look reads the clock twice, one may be under way, and a message takes
-      // two or three.
+      // A look reads the clock twice.  One look may be under way, and a message
+      // takes two or three.
       for (const auto& clock : clocks_) due.push_back(clock.readings() + 8);
       for (const int rank : ranks) {
         EXPECT_TRUE(Await([&] {

@@ -164,7 +164,8 @@ class RequestListDecoderTest : public testing::Test {
 TEST_F(RequestListDecoderTest, RanksThatSendTheSameShareObjects) {
   const auto first = Decode(0, "abc");
   EXPECT_EQ(Decode(1, "abc"), first);
-  // So do ranks whose lists are cut elsewhere, and the lists of the next step.
+  // Lists that are cut in another place share them too, and so do the lists of
+  // the next step.
   EXPECT_EQ(Decode(2, "a")[0], first[0]);
   EXPECT_EQ(Decode(2, "bc")[1], first[2]);
   EXPECT_EQ(Decode(1, "abc"), first);

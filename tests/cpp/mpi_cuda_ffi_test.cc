@@ -52,7 +52,7 @@ class MpiCudaFfiTest : public testing::Test {
   static XlaBuffer Buffer(const DeviceElements& elements, int64_t count) {
     return {XLA_FFI_DataType_F32, elements.data(), {count}};
   }
-  // Never read nor written.
+  // The value of a handle, which is never read nor written.
   static XlaBuffer Handle() { return {XLA_FFI_DataType_S64, nullptr, {}}; }
 
   static std::string Request(const std::string& name) {
@@ -85,8 +85,8 @@ class MpiCudaFfiTest : public testing::Test {
                        {buffer, Handle(), Handle()}, {buffer, Handle()}, {});
   }
 
-  // After a reduction: from then on XLA's stream is not held back with the
-  // engine's.
+  // Makes the engine's lane by a first reduction.  Then XLA uses another
+  // stream, which is not held back with the engine's.
   void MakeLane(const XlaBuffer& buffer) {
     ASSERT_EQ(Start("before", buffer, "first"), absl::OkStatus());
     ASSERT_EQ(Done(buffer), absl::OkStatus());
@@ -153,7 +153,7 @@ TEST_F(MpiCudaFfiTest, AnErrorOfAllRanksIsTheDonesAndTheNextStepGoesOn) {
   EXPECT_EQ(equal.Download(), Equal(10, Sum()));
 }
 
-// Backpropagation beside a reduction that takes its time.
+// Backpropagation goes on beside a reduction that takes long.
 TEST_F(MpiCudaFfiTest, OnlyADoneWaitsForAReduction) {
   // More than is packed: memory for a pack would wait for the held stream.
   constexpr int64_t kCount = 20'000;

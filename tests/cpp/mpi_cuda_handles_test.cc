@@ -102,7 +102,8 @@ TEST_F(MpiCudaHandlesTest, MemoryIsReleasedWhenAStreamWaitsForItsLastUse) {
   const Started later = Start("later");
   const Outcome outcome = Take(later, nullptr);
   EXPECT_EQ(outcome.status, absl::OkStatus());
-  EXPECT_EQ(releases_, 1);  // not of the first, which is launched, too
+  EXPECT_EQ(releases_,
+            1);  // The first entry still has its memory, though it is launched.
   EXPECT_TRUE(StreamIsHeld(*device_, /*stream=*/nullptr));
   EXPECT_EQ(Take(started, nullptr).status, absl::OkStatus());
   EXPECT_EQ(releases_, 2);
@@ -131,7 +132,7 @@ TEST_F(MpiCudaHandlesTest, WhatNobodyCollectsIsKeptUntilTheGpuHasDoneIt) {
   EXPECT_TRUE(replaced.order.expired());
   EXPECT_TRUE(abandoned.order.expired());
   EXPECT_EQ(Take(next, nullptr).status, absl::OkStatus());
-  // It may still be collected.
+  // A Done may still collect the abandoned entry.
   EXPECT_EQ(Take(abandoned, nullptr).status, absl::OkStatus());
   EXPECT_TRUE(abandoned.memory.expired());
 }

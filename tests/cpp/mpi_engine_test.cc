@@ -50,7 +50,7 @@ class MpiEngineTest : public testing::TestWithParam<SharedMemory> {
     EXPECT_EQ(entry.result(), std::vector<float>(entry.result().size(), sum));
   }
 
-  // Ends the engine.
+  // Expects a collective to fail by the fault, which ends the engine.
   void ExpectFault(size_t count) {
     if (size() == 1) return;
     absl::Status status;

@@ -24,7 +24,7 @@
 namespace tfring {
 namespace {
 
-// The wire of a bucket that takes until there are more sends than before.
+// A transport whose waits last until there have been more than `before` sends.
 class SlowTransport final : public ForwardingTransport {
  public:
   SlowTransport(std::unique_ptr<Transport> inner, std::atomic<int>& waits,
@@ -70,7 +70,8 @@ TEST(NegotiatorTest, TheNextBucketIsAgreedOnWhileOneIsOnTheWire) {
       options);
   waits = 0;
   before = std::numeric_limits<int>::max();
-  // So large that no engine has it run by the thread that submits it, this one.
+  // This is too large to be run by the thread that submits it, which is the
+  // test's.
   const Entries first = MakeEntries(kSize, "first", 300'000);
   const Entries second = MakeEntries(kSize, "second", 10);
   job.Submit(first);

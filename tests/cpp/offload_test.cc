@@ -42,7 +42,7 @@ TEST(CopierTest, CopiesAllAndIsDoneOnce) {
             ++done;
           });
     }
-  }  // It ends with the copies.
+  }  // The destructor waits for the copies.
   EXPECT_EQ(done, 4);
   EXPECT_EQ(sources, targets);
 }
@@ -199,7 +199,7 @@ TEST(PlanTest, OnePlanForEachId) {
   const auto plan = Plan::FindOrMake(options);
   EXPECT_EQ(plan, Plan::FindOrMake(options));
   EXPECT_EQ(plan, Plan::Find(options.id));
-  // A graph from another process.
+  // A graph from another process may have this number with other items.
   options.items = 7;
   EXPECT_NE(plan, Plan::FindOrMake(options));
 }

@@ -90,7 +90,7 @@ TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {
 
 struct Bounds {
   const char* variable;
-  const char* lowest;  // and highest, which are legal
+  const char* lowest;  // lowest and highest are legal
   const char* highest;
   const char* below;
   const char* above;

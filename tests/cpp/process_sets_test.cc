@@ -53,7 +53,7 @@ int NewThreads(const std::set<std::string>& before) {
 
 TEST(IdleProcessSetsTest, SetsThatNobodyUsesShareAThread) {
   constexpr int kSets = 20;
-  // With the first of a process, a sanitizer starts one of its own.
+  // A sanitizer starts a thread of its own with the first one of a process.
   std::thread([] {}).join();
   const std::set<std::string> before = Threads();
   IdleWatch watch;

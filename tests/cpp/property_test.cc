@@ -77,7 +77,7 @@ class Schedule {
   // The entries that one rank submits, by step.
   struct Script {
     Engine* engine;
-    bool waits;  // for all of a step, before the next
+    bool waits;  // for the whole step before the next one
     bool may_fail;
     std::vector<std::vector<Item>> steps;
   };
@@ -267,7 +267,7 @@ class Schedule {
     }
   }
 
-  // By factors that cancel, where that is exact.
+  // Scales before and after by factors that cancel, where that is exact.
   static void Scale(RandomCollective& collective) {
     const CollectiveRequest& request = collective.of_rank[0].request;
     if (request.kind != CollectiveKind::kAllreduce ||
@@ -307,7 +307,7 @@ class Schedule {
     Take(one.request(), status);
   }
 
-  // Only the operation that was made to fail does, and no rank times out.
+  // No other operation than the chosen one fails, and no rank times out.
   void Take(const CollectiveRequest& request, const absl::Status& status) {
     if (status.ok()) return;
     failed_ = true;
@@ -319,7 +319,7 @@ class Schedule {
         << Name(request.kind) << " of '" << request.name << "': " << status;
   }
 
-  // On every rank.
+  // Expects that the job has ended on every rank.
   void ExpectEnded() {
     for (int rank = 0; rank < size_; ++rank) {
       if (!job_->started(rank).ok()) continue;

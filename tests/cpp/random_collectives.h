@@ -323,7 +323,7 @@ class Running {
       received_splits_ = splits;
     };
     entry.done = [this](const absl::Status& status) {
-      // At once, so that AddressSanitizer sees who still uses it.
+      // The memory is freed here, so that AddressSanitizer sees a later use.
       if (!status.ok()) std::vector<Elements>().swap(outputs_);
       outcome_.Done(status);
     };

@@ -201,7 +201,7 @@ class RingRank {
         << bytes << " bytes of rank " << root << " on " << Where();
   }
 
-  // All of the above, of few elements and of `many`.
+  // Runs all checks above, with few elements and with `many`.
   void CheckAll(const std::vector<SolvedAllreduce>& cases,
                 int64_t many = 50'003) {
     for (const SolvedAllreduce& c : cases) {
@@ -230,7 +230,7 @@ class RingRank {
           {3, 0, many, 1, 0, many / 2, 3, 0}}) {
       CheckAllgather(bytes);
     }
-    // Equal ones, none, and some of every kind.
+    // All parts are equal; all are empty; they have every size.
     CheckAlltoall([](int, int) { return 40; });
     for (const int64_t unit : {int64_t{0}, many / 50 + 1}) {
       CheckAlltoall([&](int from, int to) {
@@ -373,7 +373,7 @@ inline std::vector<SolvedAllreduce> SolveSomeTypesAndOps(int size) {
           {{DataType::kFloat64, ReduceOp::kProduct, 1003, 0.25}, size}};
 }
 
-// Every segment size.
+// Checks an allreduce with each of the segment sizes.
 template <typename Allreduce = decltype(&RingAllreduce)>
 void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
                     const std::vector<int64_t>& segment_sizes,

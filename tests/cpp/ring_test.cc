@@ -24,7 +24,7 @@ class RingTest : public testing::TestWithParam<std::tuple<int, Medium>> {
     tfring::OnRanks(size(), body, std::get<Medium>(GetParam()));
   }
 
-  // Not every type with every operation, which takes long with many elements.
+  // All pairs of a type and an operation would take long with many elements.
   static std::vector<AllreduceCase> EachTypeAndEachOp(
       const std::vector<int64_t>& counts) {
     std::vector<AllreduceCase> cases;
@@ -128,7 +128,7 @@ TEST(AlignedChunkOfTest, CoversTheBufferWithBordersOfWholeLines) {
   }
 }
 
-// 8 bytes are one segment or many, as the dtype will have it.
+// Segments of 8 bytes hold one to eight elements.
 TEST_P(RingTest, AllreduceOfFewElements) {
   CheckAllreduces(SolveEveryTypeAndOp(size(), {0, 1, 2, 3, 7}), {8});
 }

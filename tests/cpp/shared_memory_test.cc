@@ -68,7 +68,7 @@ TEST_P(SharedMemoryTest, WhoWaitsForOneServesAll) {
       requests.push_back(
           rank(self).StartRecv(peer, BytesOf(received[step - 1])));
     }
-    // Whichever of them, in an order of its own.
+    // Each rank waits for the requests in another order.
     for (int i = 0; i < 4; ++i) {
       EXPECT_TRUE(rank(self).Wait(requests[(i + self) % 4]).ok());
     }

@@ -55,7 +55,7 @@ TEST(SharedSegmentTest, CannotBeOpenedOnceItsDescriptorIsClosed) {
   segment->data()[0] = std::byte{7};
 }
 
-// A process of another container may have the number.
+// A process of another container may have the same number.
 TEST(SharedSegmentTest, AnotherFileIsNotTakenForIt) {
   const auto segment = SharedSegment::Create(kBytes).value();
   SegmentAddress address = segment->address();
@@ -75,7 +75,7 @@ TEST(SharedSegmentTest, WhatIsReservedIsAllocatedLater) {
   constexpr size_t kBlockBytes = 100'000, kBlocks = 3;
   const auto segment =
       SharedSegment::Reserve(kBlocks * kBlockBytes, kBlockBytes, 100).value();
-  // Each has at most two pages before.
+  // Before the blocks are used, each has at most two pages.
   EXPECT_LE(AllocatedBytes(segment->address()), int64_t{kBlocks * 2 * 4096});
   const auto opened =
       SharedSegment::Open(segment->address(), kBlocks * kBlockBytes).value();

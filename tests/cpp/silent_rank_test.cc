@@ -73,7 +73,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
 
   void StartJob(double shutdown_seconds) {
     auto gated = [&](bool is_data) {
-      // Many polls may take long.
+      // The long timeout is for machines on which many polls take long.
       auto transports = MakeTransports(medium(), kSize, kSmallRingBytes,
                                        /*timeout_seconds=*/300);
       auto& one = transports[stopped()];
@@ -97,7 +97,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
     clocks_.AwaitLooks(others());
   }
 
-  // In steps that are not taken for sleep.
+  // Advances the clock in steps that are too short to be taken for sleep.
   template <typename Condition>
   void AdvanceUntil(const std::vector<int>& ranks, const Condition& happened) {
     EXPECT_TRUE(clocks_.Advance(std::chrono::seconds(30),
@@ -120,7 +120,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
   const Entries entries_ = MakeEntries(kSize, "kernel", 300'000);
   std::unique_ptr<Job> job_;
 };
-// In the last, the wire is a worker's.
+// In the last case a worker drives the transport.
 INSTANTIATE_TEST_SUITE_P(MediumAndRank, SilentRankTest,
                          testing::Values(std::tuple(Medium::kInProcess, 2),
                                          std::tuple(Medium::kSharedMemory, 0),

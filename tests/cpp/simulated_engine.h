@@ -29,7 +29,8 @@ inline absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   return Engine::Start(options, std::move(process_set), kernels);
 }
 
-// Lets the engine of the rank that runs work until is_done(), or its end.
+// Lets the engine of the rank that runs work until is_done() or the engine
+// ends.
 template <typename Condition>
 void Work(Engine& engine, SimulatedJob& job, const Condition& is_done) {
   while (!is_done()) {

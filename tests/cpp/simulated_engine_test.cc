@@ -71,7 +71,8 @@ class Gradients {
 class SimulatedEngineTest : public testing::Test {
  protected:
   struct Step {
-    // Between two gradients of a rank, and before the first one of a late rank.
+    // The time between two gradients of a rank.  A late rank pauses for
+    // `late_seconds` before its first.
     double computation_seconds = 0;
     int late_rank = -1;
     double late_seconds = 0;
@@ -112,7 +113,8 @@ class SimulatedEngineTest : public testing::Test {
              [&gradients, &engine, i] { gradients.Submit(i, engine); });
     }
     Work(engine, job, [&gradients] { return gradients.are_done(); });
-    // An engine that has ended gets no more of them, as the rank ends, too.
+    // After the engine has ended nothing is submitted, because its rank ends
+    // too.
     if (!gradients.are_done()) return engine.ended();
     if (!gradients.status().ok()) return gradients.status();
     const auto sum = static_cast<float>(job.size() * (job.size() - 1) / 2);

@@ -19,7 +19,7 @@
 namespace tfring {
 namespace {
 
-// A transport attends to an engine at most so often: polling.h.
+// The least time between two rounds of an engine's polling: see polling.h.
 constexpr double kAttendSeconds = 20e-6;
 
 }  // namespace

@@ -84,8 +84,9 @@ class SimulatedJob {
   // dies, or for `longest_seconds`.
   void Pause(double since, double longest_seconds = kNever);
 
-  // From the time `seconds` on, or at once if that is past, calls `call`, while
-  // no rank runs and if the rank that runs now still does; then ends its Pause.
+  // Calls `call` at the time `seconds`, or at once if that is past, while no
+  // rank runs; then ends the Pause of the rank that runs now.  Does nothing if
+  // that rank has ended by then.
   void At(double seconds, std::function<void()> call);
 
   // Takes another transport of the rank that runs: number 1 or 2, each once.
@@ -118,9 +119,9 @@ class SimulatedJob {
     std::vector<Rank*> ranks;
     std::vector<std::unique_ptr<Rank>> kept;  // null if it is taken
   };
-  // What a rank that waits for an operation, or in Pause, waits for.
+  // What ends the wait of a rank.
   struct Waits {
-    bool for_any = false;   // also for all other operations
+    bool for_any = false;   // any operation does, not only one
     bool has_news = false;  // something has happened since it last attended
   };
 

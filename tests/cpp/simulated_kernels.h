@@ -70,7 +70,7 @@ class SimulatedKernels final : public Kernels {
   }
 
  private:
-  // What measures costs, or is no data, has contents.
+  // Small operands have contents: measurements and control data need them.
   static constexpr int64_t kSmallBytes = 4096;
 
   bool Passes(int64_t bytes) const {

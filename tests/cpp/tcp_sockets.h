@@ -9,10 +9,10 @@
 
 namespace tfring {
 
-// sockets[i][j] is rank i's connection to rank j, and -1 where they are one.
+// Returns sockets[i][j], rank i's connection to rank j, which is -1 for i == j.
 std::vector<std::vector<int>> ConnectedSockets(int size);
 
-// Connections that are made when the higher one of two ranks first asks.
+// Makes a connection when the higher one of two ranks first asks for it.
 class LateSockets {
  public:
   LateSockets() = default;

@@ -12,12 +12,12 @@ namespace {
 
 constexpr uint64_t kSpan = 1000;
 
-// A writer of messages of a quarter of a span, with as much from the other
+// Writes messages of a quarter of a span, and receives as much from the other
 // rank.
 class WayChoiceTest : public testing::Test {
  protected:
   // Writes `spans`, and returns how many of their messages went far.  A message
-  // takes so many seconds, and there are `pauses` between two of them.
+  // takes `near` or `far` seconds, and a pause of `pauses` follows it.
   uint64_t Write(uint64_t spans, double near, double far, double pauses = 0) {
     uint64_t went_far = 0;
     for (uint64_t i = 0; i < 2 * spans; ++i) {

@@ -56,7 +56,7 @@ def _leave_number(folder, rank):
 
 
 def reduce(folder):
-    """Leaves its process's number, and takes part in collectives for ever."""
+    """Leaves its process's number, and calls collectives until it is killed."""
     import tfring
 
     tfring.init()

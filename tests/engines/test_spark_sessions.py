@@ -13,7 +13,7 @@ from tfring.launcher.hosts import cpus_of_slot
 def run(script, folder, **variables):
     """Runs a program with a session of its own; returns its output.
 
-    A variable of the value None is not set.
+    A variable whose value is None is not set.
     """
     environment = {**os.environ, **variables}
     done = subprocess.run(

@@ -83,7 +83,7 @@ def run_job(ranks: int, ipc: str) -> list[str]:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "TFRING_CUDA_IPC": ipc,
-            # Or its MPI_Finalize may wait for the lost rank, for ever.
+            # Without it MPI_Finalize may wait for the lost rank without end.
             "OMPI_MCA_async_mpi_finalize": "1",
         },
         stdout=subprocess.PIPE,

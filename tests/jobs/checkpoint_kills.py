@@ -5,11 +5,11 @@
 It is run by hand, and takes about ten seconds for a kill. Each training is
 killed again and again until it ends: the whole job, its launcher or one rank,
 at a random time, while checkpoints are written all the time. Some trainings
-have as many ranks at each start: their weights must be those of a training
-that nobody has killed, or count each row once an epoch in an order without a
-seed. The others have 1 to 3 ranks, by `tfring.elastic.fit`, elastic or not, or
-by `fit`, and count each row once an epoch, too. Each start must go on with the
-step of the newest checkpoint that is whole.
+have the same number of ranks at each start. Their weights must be those of a
+training that nobody has killed; or, if the order of rows has no seed, count
+each row once an epoch. The others have 1 to 3 ranks, train by `fit` or
+`tfring.elastic.fit`, elastic or not, and count each row once an epoch, too.
+Each start must go on with the step of the newest checkpoint that is whole.
 """
 
 import argparse

@@ -39,7 +39,7 @@ from tfring.elastic import fitting
 STEP_ROWS = 840
 EPOCH_STEPS = 40
 FEATURES = 16
-# With `fit`: the batch size per rank, and the steps per epoch on five ranks.
+# The batch size of a rank in `fit`, and the steps of an epoch on five ranks.
 FIT_BATCH, FIT_STEPS = 24, 12
 # The length of the first training, in steps or epochs.
 FIRST = {"run": 8, "fit": 1}

@@ -153,7 +153,7 @@ class Group:
 
 
 class Ray(types.ModuleType):
-    """The module, of a cluster with so many CPUs."""
+    """The module `ray`, connected to a cluster of `cpus` CPUs."""
 
     def __init__(self, cpus):
         super().__init__("ray")
@@ -214,7 +214,7 @@ class Ray(types.ModuleType):
     def get(self, references, timeout=None):
         several = isinstance(references, list)
         pending = references if several else [references]
-        # As Ray, it does not wait for the rest after an error.
+        # After an error Ray does not wait for the rest either.
         while not all(each.done.wait(0.02) for each in pending):
             if timeout is not None:
                 raise RayError("GetTimeoutError")

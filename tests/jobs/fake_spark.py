@@ -65,7 +65,7 @@ class Rows:
 
 
 class Context:
-    """A session with so many slots, all of which are there at once."""
+    """A session with `slots` slots, all of which are there at once."""
 
     pythonExec = "python3"  # noqa: N815
     master = "spark://head:7077"

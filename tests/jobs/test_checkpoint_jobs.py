@@ -164,7 +164,7 @@ print("result", model.predict(x, verbose=0).ravel().round(5).tolist())
 
 @pytest.mark.thorough
 def test_a_keras_file_of_a_sharded_table(start, write_script):
-    """It is made by a process that has not imported tfring's layers."""
+    """The process that makes the file has not imported tfring's layers."""
     script = write_script(TABLE)
 
     def output_of(*command):

@@ -82,7 +82,7 @@ def test_a_spare_is_there_at_once(elastic):
         *("--fault=w1:kill:50", "--fault=w2:kill:100"),
     )
     job.check_end()
-    # With at least two there is no second generation without it.
+    # The job needs two workers, so the second generation waits for a new one.
     assert "generation 2: 2 workers" in job.output
 
 
@@ -256,7 +256,7 @@ sys.exit(cli.main())
 
 
 def test_what_fails_beside_the_training_ends_nothing(elastic, tmp_path):
-    """A silent name server, no TMPDIR, and a script that prints for ever."""
+    """A silent name server, no TMPDIR, and a script that prints without end."""
     hosts, script = tmp_path / "hosts", tmp_path / "discover"
     hosts.write_text("localhost:2\n")
     script.write_text(f"#!/bin/sh\ncat {hosts} || exec yes\n")

@@ -7,7 +7,7 @@ from elastic_launches import PATIENT
 
 pytestmark = pytest.mark.thorough
 
-# Both are this machine.
+# Both names are this machine, so a job of two hosts runs on it.
 HOSTS = "localhost:2,127.0.0.1:2"
 SCRIPT = """
 import os, signal, time
@@ -114,7 +114,7 @@ def test_a_machine_is_lost_and_none_of_its_shares(run_job, within):
 
 
 def test_a_share_is_lost_with_its_copy(run_job):
-    """The job ends, and says what to do."""
+    """The job ends with an error that advises `tfring.callbacks.Checkpoint`."""
     output = run_job(
         3,
         script(3, "worker != 'w1'"),

@@ -85,7 +85,7 @@ def test_a_task_that_is_asked_to_end_takes_its_workers_along(task):
     head, other = pair(task, "--min-np 1", *ENDLESS)
     head.read_until(r"generation \d: 2 workers on 2 hosts")
     other.process.send_signal(signal.SIGTERM)
-    # So that Kubernetes does not count it as done.
+    # With status 0 Kubernetes would count the pod as done.
     other.check_end(128 + signal.SIGTERM)
     head.let_end()
     head.check_end()

@@ -145,7 +145,7 @@ def test_an_output_that_takes_nothing(run, output, status, said):
 
 
 def test_ctrl_c_while_nobody_reads(start, write_script):
-    # As in a pager, which reads a page.
+    # A pager reads one page, too, and then nothing more.
     script = write_script("while True: print('x' * 1000)")
     job = start([*TFRINGRUN, "-np", "1", sys.executable, script])
     while unread_bytes(job.stdout) < 60_000:  # of the pipe's 65,536

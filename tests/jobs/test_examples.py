@@ -192,8 +192,8 @@ def test_keras_digits(example):
 
 @pytest.mark.thorough
 def test_larger_than_memory(example):
-    # By an error, or by the end of the process where an operation of
-    # TensorFlow's does not survive it.
+    # The job fails: with an error, or because an operation of TensorFlow's
+    # crashes without memory.
     example("larger_than_memory.py", "--offload=none", status=None)
     output = example("larger_than_memory.py")
     moved = re.search(r"moved in a step: (\d+) MiB", output)

@@ -123,7 +123,7 @@ error = error_of(
     lambda: tfring.allreduce(tf.ones([2]), name="b" if rank == 2 else "a"))
 print("stuck", str(error).replace("\\n", " "))
 has_come_to("another error")
-# And one that ends early.
+# Rank 2 ends while the others wait for it.
 if rank != 2:
     error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="late"))
     print("left", str(error).replace("\\n", " "))
@@ -134,7 +134,7 @@ print("done")
 """,
         env={
             "TFRING_STALL_CHECK_TIME_SECONDS": "2",
-            # A rank that has no core for so long counts as missing.
+            # A rank that gets no core for this long counts as missing.
             "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "8",
         },
     )

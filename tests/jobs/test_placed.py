@@ -1,4 +1,4 @@
-"""The seam: placed processes join a rendezvous by a ticket."""
+"""Processes that others have placed join a rendezvous by a ticket."""
 
 import os
 import signal

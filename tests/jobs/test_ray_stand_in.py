@@ -57,7 +57,7 @@ def test_the_first_failure_is_raised(executor):
             raise LookupError("no such column")
         signal.pause()
 
-    # Not that the other actor has died.
+    # The error is the function's own, and not that the other actor has died.
     with pytest.raises(LookupError, match="no such column"):
         executor.run(work)
     with pytest.raises(RuntimeError, match="the job of these ranks has ended"):
@@ -80,7 +80,8 @@ class Data:
 def test_an_argument_that_a_rank_cannot_load_ends_the_job(
     executor, monkeypatch
 ):
-    # The launcher is not told of it.
+    # The launcher does not learn of the error, so the wait for its outcome is
+    # cut.
     monkeypatch.setattr("tfring.ray.executor._OUTCOME_SECONDS", 0.5)
     with pytest.raises(FileNotFoundError, match=r"data\.npy"):
         executor.run(lambda data: signal.pause(), [Data()])

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -30,6 +30,7 @@ from keras.src.trainers import trainer
 
 import bare_gpu
 import tfring
+from tfring._core import process_sets
 
 # The limit of a test without a mark `timeout`; less than pytest-timeout's own,
 # which cannot interrupt a rank that waits inside TensorFlow.
@@ -157,16 +158,16 @@ _AddSets = Callable[..., list[tfring.ProcessSet]]
 
 @pytest.fixture
 def sets() -> Iterator[_AddSets]:
-    """Returns a function that adds process sets, removed after the test."""
-    added = []
+    """Returns a function that adds process sets.
 
-    def add(*lists: Iterable[int]) -> list[tfring.ProcessSet]:
-        added.extend(tfring.add_process_set(ranks) for ranks in lists)
-        return added[-len(lists) :]
-
-    yield add
-    for process_set in added:
-        tfring.remove_process_set(process_set)
+    All sets that a test has added are removed after it, also those that tfring
+    has added for the ranks with the same shares.
+    """
+    before = process_sets.added()
+    yield lambda *lists: [tfring.add_process_set(ranks) for ranks in lists]
+    for process_set in process_sets.added():
+        if process_set not in before:
+            tfring.remove_process_set(process_set)
 
 
 @pytest.fixture

@@ -13,16 +13,13 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers import CutOffError, compiled
 
 import tfring
 
 ROWS, BATCH, EPOCHS = 100, 4, 3
 # The kinds of data that other ranks go on with in the middle of an epoch.
 KINDS = ("arrays", "batches", "dataset", "repeated", "endless")
-
-
-class CutOffError(Exception):
-    """Stands for the end of a job."""
 
 
 class CutOffAt(keras.callbacks.Callback):
@@ -105,16 +102,12 @@ def own_dataset(kind, rank, size):
 
 def count(kind, folder, cut_off, rank, size, **options):
     """Trains up to `cut_off`, an epoch and a step; returns the counts."""
-    model = keras.Sequential(
-        [
-            keras.Input((ROWS,)),
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
-        ]
-    )
     # Training on a row increments its weight.
-    model.compile(
+    model = compiled(
         tfring.DistributedOptimizer(keras.optimizers.SGD(1.0), op=tfring.Sum),
-        keras.losses.MeanAbsoluteError(reduction="sum"),
+        keras.Input((ROWS,)),
+        keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+        loss=keras.losses.MeanAbsoluteError(reduction="sum"),
         **options,
     )
     checkpoint = tfring.callbacks.Checkpoint(

@@ -14,12 +14,12 @@ from tfring._ops.reductions import SUPPORTED_DTYPES
 
 
 def thorough(*values):
-    """A parameter that only the thorough suite has."""
+    """A parameter of a test that only the thorough suite runs."""
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 def all_thorough_but(in_gate, values):
-    """The parameters `values`, of which the gate has those of `in_gate`."""
+    """The parameters `values`; the gate runs only those in `in_gate`."""
     return [each if each in in_gate else thorough(each) for each in values]
 
 
@@ -110,7 +110,7 @@ def assert_alike(value):
 
 
 def assert_same_on_all_ranks(variables):
-    """To the bit."""
+    """All ranks have the same bits of each variable."""
     assert_alike(bits_of(variables))
 
 
@@ -151,6 +151,13 @@ def compiled(optimizer, *layers, loss="mse", **how):
     return model
 
 
+def fit_noise(model, rank, **arguments):
+    """Trains on four batches, which differ between the ranks."""
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, **arguments)
+
+
 def small_model():
     optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
     return compiled(optimizer, keras.Input((2,)), keras.layers.Dense(1))
@@ -163,12 +170,30 @@ def with_loss_scale(optimizer, *, inside, **options):
     return scaled
 
 
-class FailsOnce(keras.callbacks.Callback):
-    """Before the batch of an epoch, on all ranks."""
+class CutOffError(Exception):
+    """Stands for the end of a job."""
 
-    def __init__(self, epoch, step):
+
+class CutOffAt(keras.callbacks.Callback):
+    """Ends a training after `count` batches, on all ranks."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.left = count
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.left -= 1
+        if self.left < 0:
+            raise CutOffError
+
+
+class FailsOnce(keras.callbacks.Callback):
+    """Raises an error before the batch of an epoch, once on all ranks."""
+
+    def __init__(self, epoch, step, error=tfring.elastic.HorovodInternalError):
         super().__init__()
         self.when = epoch, step
+        self.error = error
         self.epoch = 0
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -177,11 +202,11 @@ class FailsOnce(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if (self.epoch, batch) == self.when:
             self.when = None
-            raise tfring.elastic.HorovodInternalError("a rank is lost")
+            raise self.error("a rank is lost")
 
 
 class Largest(keras.metrics.Metric):
-    """Nothing that could be added up."""
+    """A metric whose state is no sum."""
 
     def __init__(self, name="largest"):
         super().__init__(name=name)
@@ -196,7 +221,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Pair(keras.Model):
-    """Two layers with an optimizer each, and none of `compile`."""
+    """Two layers, each with an optimizer, and no optimizer from `compile`."""
 
     def __init__(self, width, **options):
         super().__init__()

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import compiled
 from mpi4py import MPI
 
 import tfring
@@ -77,13 +78,11 @@ def test_timeline_of_a_fit(shared_path: Path, record_property, rank, size):
     """How much overlaps is for the eye, and for a benchmark."""
     path = shared_path / "timeline.json"
     width = 2048 if fake_driver.options() is None else 16
-    model = keras.Sequential(
-        [keras.Input((width,)), *[keras.layers.Dense(width) for _ in range(8)]]
+    model = compiled(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(1e-6), groups=4),
+        keras.Input((width,)),
+        *(keras.layers.Dense(width) for _ in range(8)),
     )
-    optimizer = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(1e-6), groups=4
-    )
-    model.compile(optimizer, "mse")
     x = np.ones((32, width), np.float32)
     model.train_on_batch(x, x)  # traced, and compiled
     tfring.start_timeline(str(path))

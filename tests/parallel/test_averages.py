@@ -107,14 +107,14 @@ def test_scaled_slices_of_integers_are_rounded_together(rank, size):
     assert tf.convert_to_tensor(halved)[2, 0] == int(1.5 * size)
 
 
-# In one message, and in tensors that do not go through the fusion buffer.
+# Few elements are one message, and many do not go through the fusion buffer.
 @pytest.mark.parametrize("count", [3, 5_000_000])
 def test_averages_of_large_float16(count, rank, size):
     largest = 60000.0
     x = tf.fill([count], tf.constant(largest, tf.float16))
     for mean in tfring.allreduce(x), tfring.reducescatter(x):
         np.testing.assert_allclose(mean, np.full(mean.shape, largest), 2**-9)
-    # Smaller values lose no precision to that.
+    # Small values lose no precision for the sake of large ones.
     few = tf.constant([1.0, 2.0**-10, 0.0], tf.float16) * size
     np.testing.assert_array_equal(tfring.allreduce(few), few)
 

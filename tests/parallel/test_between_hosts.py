@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import compiled
 from mpi4py import MPI
 
 import tfring
@@ -31,7 +32,7 @@ def again(several_ranks, monkeypatch):
 
 @pytest.fixture
 def each_on_its_host(monkeypatch):
-    """Has ranks take themselves for those of several hosts.
+    """Makes the ranks believe that they are on several hosts.
 
     They reach each other at the loopback interface.
     """
@@ -64,8 +65,8 @@ def check_collectives(rank, size):
 
 def trained_weights(rank, size):
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    model.compile(tfring.DistributedOptimizer("adam"), "mse")
+    optimizer = tfring.DistributedOptimizer("adam")
+    model = compiled(optimizer, keras.Input((8,)), keras.layers.Dense(4))
     x = np.random.default_rng(0).normal(size=(8 * size, 8)).astype("float32")
     model.fit(x[rank::size], x[rank::size, :4], batch_size=4, verbose=0)
     return [each.tobytes() for each in model.get_weights()]

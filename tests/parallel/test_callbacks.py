@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from helpers import assert_alike, assert_same_on_all_ranks, bits_of
+from helpers import assert_alike, assert_same_on_all_ranks, bits_of, fit_noise
 
 import tfring
 
@@ -36,16 +36,6 @@ def built():
     )
 
 
-def fit(model, rank, **arguments):
-    rng = np.random.default_rng(rank)
-    return model.fit(
-        rng.normal(size=(8, 3)),
-        rng.normal(size=(8, 1)),
-        batch_size=4,
-        **({"verbose": 0} | arguments),
-    )
-
-
 @pytest.mark.parametrize("make_model", [built, Unbuilt])
 def test_training_starts_from_the_root(make_model, rank, size):
     keras.utils.set_random_seed(rank)
@@ -62,7 +52,7 @@ def test_training_starts_from_the_root(make_model, rank, size):
 
     looks = keras.callbacks.LambdaCallback(on_train_batch_begin=look)
     broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(size - 1)
-    fit(model, rank, callbacks=[broadcast, looks])
+    fit_noise(model, rank, callbacks=[broadcast, looks])
     if make_model is built:
         assert_alike(states[0])
     # BatchNormalization's statistics are of each rank's own batches.
@@ -91,10 +81,10 @@ def test_every_fit_starts_from_the_root(rank):
     model = built()
     model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
     broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback()
-    fit(model, rank, callbacks=[broadcast])
+    fit_noise(model, rank, callbacks=[broadcast])
     if rank == 0:  # as from a checkpoint
         model.set_weights([w + 1 for w in model.get_weights()])
-    fit(model, rank, callbacks=[broadcast])
+    fit_noise(model, rank, callbacks=[broadcast])
     assert_same_on_all_ranks(model.trainable_variables)
 
 

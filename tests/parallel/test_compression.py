@@ -14,7 +14,7 @@ from tfring.compression import Compressor
 WIRES = {Compression.fp16: tf.float16, Compression.bf16: tf.bfloat16}
 # Half the distance from 1 to the next number.
 UNIT_ROUNDOFF = {Compression.fp16: 2.0**-11, Compression.bf16: 2.0**-8}
-# The same among the numbers too small for the full precision.
+# Half the distance of subnormal numbers.
 SMALLEST_STEP = {Compression.fp16: 2.0**-25, Compression.bf16: 2.0**-134}
 
 
@@ -44,7 +44,7 @@ def check(result, arrays, op, compression):
     error = np.abs(np.asarray(result, np.float64) - exact)
     assert np.all(error <= bound), np.max(error / bound)
     if len(arrays) > 1:
-        # It has been rounded, or the bound would say nothing.
+        # A result that was not rounded would show nothing about the bound.
         assert np.max(error / magnitude) > unit / 8
     assert_same_on_all_ranks([result])
 
@@ -90,9 +90,10 @@ def tensors_to_round(rank, dtype):
 
 
 def assert_as_cast_by_hand(results, expected, compression, size):
-    """The same bits on two ranks; on more, but for the order of additions.
+    """Results have the bits of a cast by hand on one or two ranks.
 
-    That is another where a tensor shares its message with other tensors.
+    On more ranks the order of additions depends on the other tensors in the
+    message.
     """
     for result, other in zip(results, expected, strict=True):
         assert result.dtype == other.dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from helpers import assert_each_equal, compiled
+from helpers import assert_each_equal, compiled, fit_noise
 
 import tfring
 from tfring.callbacks import BestModelCheckpoint, ConsistencyCheckCallback
@@ -22,12 +22,6 @@ def make_model(optimizer=None):
     return model
 
 
-def fit(model, rank, **arguments):
-    rng = np.random.default_rng(rank)
-    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
-    return model.fit(x, y, batch_size=4, verbose=0, **arguments)
-
-
 def poison(model):
     """Changes one weight by one bit."""
     bias = model.get_layer("second").bias
@@ -42,12 +36,16 @@ def poisoned(model, rank, at_rank, after, **arguments):
             poison(model)
 
     acts = keras.callbacks.LambdaCallback(on_train_batch_end=act)
-    fit(model, rank, callbacks=[acts, ConsistencyCheckCallback(**arguments)])
+    fit_noise(
+        model, rank, callbacks=[acts, ConsistencyCheckCallback(**arguments)]
+    )
 
 
 def test_the_same_weights_pass(rank):
     model = make_model()
-    fit(model, rank, epochs=2, callbacks=[ConsistencyCheckCallback(every=1)])
+    fit_noise(
+        model, rank, epochs=2, callbacks=[ConsistencyCheckCallback(every=1)]
+    )
     assert int(model.optimizer.iterations) == 8
 
 
@@ -61,7 +59,7 @@ def test_one_bit_on_one_rank_is_an_error_on_all(rank, several_ranks, size):
     # All were told at the same batch, so the job can go on.
     assert int(model.optimizer.iterations) == 2
     tfring.broadcast_variables(model.variables)
-    fit(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
+    fit_noise(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
 
 
 def test_ranks_that_stand_by_are_not_counted(rank, size):
@@ -93,7 +91,7 @@ def test_epochs_are_checked_at_their_end(rank, several_ranks):
 def test_an_optimizer_that_is_not_distributed_is_noticed(rank, several_ranks):
     model = make_model(keras.optimizers.SGD(0.01))
     with pytest.raises(RuntimeError, match=r"first/kernel.*Use Distributed"):
-        fit(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
+        fit_noise(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
 
 
 def test_models_of_different_depth(rank, several_ranks):
@@ -113,10 +111,12 @@ def test_moving_statistics_may_be_left_out(rank, size):
         return compiled(optimizer, keras.Input((3,)), norm)
 
     callback = ConsistencyCheckCallback(every=1, trainable_only=True)
-    fit(with_batch_norm(), rank, callbacks=[callback])
+    fit_noise(with_batch_norm(), rank, callbacks=[callback])
     if size > 1:
         with pytest.raises(RuntimeError, match=r"moving_mean.*trainable_only"):
-            fit(with_batch_norm(), rank, callbacks=[ConsistencyCheckCallback()])
+            fit_noise(
+                with_batch_norm(), rank, callbacks=[ConsistencyCheckCallback()]
+            )
 
 
 @pytest.mark.parametrize("every", [0, -1])

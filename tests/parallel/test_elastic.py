@@ -115,7 +115,8 @@ def test_hosts_that_come_or_go(rank, kind):
         state.commit()  # told once
         return state.step
 
-    # Not taken back; all have rank 0's again, unless none can be new.
+    # The step is not taken back. If ranks may have joined, all get rank 0's
+    # state.
     second = 1 if kind == "added" else 1 + rank
     assert train(state) == second
     assert starts == [0, second]

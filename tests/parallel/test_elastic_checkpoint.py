@@ -8,32 +8,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FailsOnce, compiled, state_bits
+from helpers import CutOffError, FailsOnce, compiled, state_bits
 
 import tfring
 from tfring import elastic
 from tfring._checkpoint import saver
 
 ROWS, BATCH, EPOCHS = 49, 3, 2
-
-
-class CutOffError(Exception):
-    """Stands for the end of a job."""
-
-
-class CutOffAt(keras.callbacks.Callback):
-    """Ends a training before a step of an epoch, on all ranks."""
-
-    def __init__(self, epoch, step):
-        super().__init__()
-        self.when = epoch, step
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if (self.epoch, batch) == self.when:
-            raise CutOffError
 
 
 def new_model(rank, **options):
@@ -112,7 +93,7 @@ def test_it_goes_on_with_the_same_bits(
 ):
     whole = train(shared_path / "whole", rank, **options)
     cut = shared_path / "cut"
-    assert train(cut, rank, CutOffAt(*cut_off), **options) is None
+    assert train(cut, rank, FailsOnce(*cut_off, CutOffError), **options) is None
     tfring.barrier()
     ranks, epoch, taken = places(cut)[-1]
     assert (ranks, epoch) == (size, cut_off[0])
@@ -147,7 +128,7 @@ def test_a_loss_while_a_checkpoint_is_written(
 
     monkeypatch.setattr(saver.Files, "write_tensors", late)
     folder = shared_path / "lost"
-    losses = Loss(0, 2), CutOffAt(1, 4)
+    losses = Loss(0, 2), FailsOnce(1, 4, CutOffError)
     assert train(folder, rank, *losses, every=2, **options) is None
     tfring.barrier()
     # The one of step 2 was being written, and so the next one was of step 3.
@@ -168,9 +149,8 @@ def test_a_loss_while_a_checkpoint_is_written(
 def train_in_a_loop(folder, rank, *, lost_at=None, cut_off=None):
     """Trains in a function of `elastic.run`; returns the weights at the end."""
     keras.utils.set_random_seed(rank)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
-    model.compile(optimizer, "mse")
+    model = compiled(optimizer, keras.Input((4,)), keras.layers.Dense(1))
     state = elastic.TensorFlowKerasState(model, optimizer)
     saved = tfring.Checkpoint(
         folder, model, optimizer, state=state, every_steps=2
@@ -260,7 +240,7 @@ def test_a_training_that_a_callback_has_ended_is_not_begun_again(
 ):
     class Ends(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            # The others learn of it after the checkpoint.
+            # The other ranks learn that it ends after the checkpoint.
             self.model.stop_training |= rank == 0
 
     values, history, _ = train(shared_path, rank, Ends())

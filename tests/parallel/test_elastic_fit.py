@@ -63,7 +63,8 @@ def check_going_on(
         return
     epoch, step = fails_at or (0, 0)
     again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
-    # Not from the first batch on, and to the last.
+    # The bar begins behind the batches that were done, and ends with the last
+    # one.
     first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
     assert int(first[1]) == step + per_execution
     assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
@@ -94,7 +95,8 @@ def data_in_batches(kind, size):
         case "PyDataset in threads":
             return {"x": Numbered(*rows_to_fit(size), workers=2)}
         case "Dataset":
-            # Not all batches make a step, and the last has fewer rows.
+            # The last batches make no step of all ranks, and the last has fewer
+            # rows.
             return {"x": rows.batch(BATCH)}
         case "function":
 
@@ -145,8 +147,8 @@ def test_a_shuffled_pydataset_has_each_batch_once_in_an_epoch(rank, size):
         for epoch in range(2)
     ]
     own = [order[rank::size][:FIT_BATCHES].tolist() for order in orders]
-    # Keras looks at the first two of each `fit` for their shapes, and may ask
-    # for more than are trained on before the loss.
+    # Each `fit` of Keras takes two batches for their shapes, and before the
+    # loss it may have asked for more batches than it trained on.
     assert asked[:2] == own[0][:2]
     assert asked[2 : 2 + FIT_BATCHES] == own[0]
     assert asked[-(FIT_BATCHES - 2) :] == own[1][2:]
@@ -329,11 +331,12 @@ def test_fit_weighs_classes(size, kind):
         "arrays": {"x": labels, "y": labels, "batch_size": BATCH},
         "PyDataset": {"x": Numbered(labels, labels)},
     }[kind]
-    layers = keras.layers.Embedding(2, 2, "zeros"), keras.layers.Softmax()
-    model = keras.Sequential([keras.Input((), dtype="int64"), *layers])
-    model.compile(
+    model = compiled(
         tfring.DistributedOptimizer(keras.optimizers.SGD()),
-        "sparse_categorical_crossentropy",
+        keras.Input((), dtype="int64"),
+        keras.layers.Embedding(2, 2, "zeros"),
+        keras.layers.Softmax(),
+        loss="sparse_categorical_crossentropy",
     )
 
     elastic.fit(model, **data, class_weight={0: 0.0, 1: 2.0}, verbose=0)

@@ -200,7 +200,7 @@ def test_logs_stay_each_ranks_own_where_nothing_decides_by_them(rank, size):
 
 
 def test_validation_on_one_rank_alone(rank):
-    # On the remaining ranks it only warns that the metric is missing.
+    # On the remaining ranks Keras only warns that the metric is missing.
     stop = keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)
     data = (np.ones((4, 3)), np.ones((4, 1))) if rank == 0 else None
     history = fit(
@@ -218,14 +218,14 @@ def test_the_first_rank_writes_what_all_would(rank, size, shared_path):
         saves(shared_path / "best.weights.h5", "loss", **best),
         BestModelCheckpoint(shared_path / "best.keras", "loss"),
         keras.callbacks.CSVLogger(shared_path / "log.csv"),
-        # A path of its own on every rank, which then writes it.
+        # Every rank has another path, and so each writes.
         saves(shared_path / f"of_rank_{rank}.keras"),
     ]
     if rank == 1:  # by no other rank
         callbacks.append(saves(shared_path / "one.keras"))
     model = make_model()
     history = fit(model, rank, epochs=2, callbacks=callbacks)
-    # Here, as soon as `fit` has returned on any rank.
+    # All files are there as soon as `fit` has returned on any rank.
     names = {file.name for file in shared_path.iterdir()}
     ranks = {f"of_rank_{each}.keras" for each in range(size)}
     assert names == ranks | {
@@ -271,7 +271,7 @@ def test_a_backup_is_restored_on_all_ranks(on, rank, shared_path):
 def test_ranks_may_be_uneven_if_they_join(rank):
     stop = keras.callbacks.EarlyStopping("loss", min_delta=1e9)
     model = make_model()
-    # In a wrong order; and each looks at batches.
+    # The callbacks have a wrong order, and each looks at batches.
     seen = []
     looks = LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(batch)
@@ -368,7 +368,7 @@ def test_a_process_set_agrees_by_itself(sets_of_one, sets, rank, size):
         )
         return compiled(optimizer, keras.Input((3,)), keras.layers.Dense(1))
 
-    # Alone each does as it likes.
+    # A rank that trains alone has the number of epochs that it likes.
     fit(model_of(sets_of_one[rank]), rank, epochs=1 + rank)
     if rank < 2:
         with pytest.raises(RuntimeError, match="Epochs: 1 on rank 0; 2 on"):

@@ -79,7 +79,7 @@ def test_values(rank, size):
     "how", [{"jit_compile": True}, {"run_eagerly": True, "jit_compile": False}]
 )
 def test_evaluation_is_each_rank_s_own(how, rank):
-    """With one batch more on rank 0, and on rank 0 alone."""
+    """Rank 0 has one batch more than the others, or evaluates alone."""
     optimizer = tfring.DistributedOptimizer(keras.optimizers.SGD(0.5))
     layers = keras.Input((STEPS, 4)), keras.layers.Dense(CLASSES)
     model = compiled(optimizer, *layers, loss=distributed_loss, **how)

@@ -69,7 +69,7 @@ def test_gossip_of_two_ranks_is_local_sgd(rank, size):
 
 
 def test_gossip_in_fit(rank, size):
-    """All see the mean at its end, and its distance in the logs."""
+    """All ranks end with the mean, and the logs have the distance to it."""
     model = gossip_model(
         lambda size, number: [] if number % 2 else [1], rank, epochs=2
     )

@@ -54,7 +54,7 @@ def test_allgather_of_different_lengths(mode, rank, size):
 
 @without_xla
 def test_gradient_of_a_lookup_in_a_result(mode, rank, size):
-    # It arrives as tf.IndexedSlices.
+    # The gradient of the result is a tf.IndexedSlices.
     def look_up(x):
         return tf.gather(tfring.allreduce(x, op=tfring.Sum), [rank, rank])
 

@@ -57,7 +57,7 @@ def test_allgather_of_every_dtype_at_once(mode, rank, size):
 
 @without_xla
 def test_reducescatter_of_every_dtype_at_once(mode, rank, size):
-    # From no rows at all to more than there are ranks.
+    # Some tensors have no rows, and some more rows than there are ranks.
     shapes = [(i % (2 * size + 2), 3) for i in range(len(DTYPES))]
 
     def scatter(*tensors):

@@ -19,7 +19,6 @@ from sharded_parameters import (
 )
 
 import tfring
-from tfring._core import process_sets
 from tfring._memory.parameters import parameters_of
 
 pytestmark = pytest.mark.usefixtures("several_ranks")
@@ -27,17 +26,11 @@ optimizers = keras.optimizers
 
 
 @pytest.fixture
-def part(size):
+def part(sets, size):
     """A pair of neighbours, or on two and three ranks each rank alone."""
-    before = process_sets.added()
-    each = 2 if size % 2 == 0 and size > 2 else 1
-    sets = [range(first, first + each) for first in range(0, size, each)]
-    added = [tfring.add_process_set(ranks) for ranks in sets]
-    yield next(each for each in added if each.included())
-    # Also the sets of the ranks that have the same shares.
-    for process_set in process_sets.added():
-        if process_set not in before:
-            tfring.remove_process_set(process_set)
+    count = 2 if size % 2 == 0 and size > 2 else 1
+    parts = sets(*(range(i, i + count) for i in range(0, size, count)))
+    return next(each for each in parts if each.included())
 
 
 def all_weights(model):
@@ -108,7 +101,7 @@ def test_files_and_broadcasts(part, rank, shared_path):
 
 
 def test_checkpoints(part, shared_path):
-    """With copies, without them and with whole parameters they are alike."""
+    """A file does not depend on how the parameters are sharded, if at all."""
 
     def checkpoint():
         return tfring.callbacks.Checkpoint(shared_path, every_steps=2)
@@ -157,7 +150,7 @@ def test_names_what_is_wrong(halves, rank, size):
         tfring.shard_parameters(within=halves[0]),
     ):
         pass
-    # The last rank alone has passed a wrong one, and all ranks learn of it.
+    # The last rank alone passes a wrong `within`, and all ranks learn of it.
     is_wrong = rank == size - 1
     text = "'host' or None" if is_wrong else f"On rank {size - 1}: .*got 0"
     with (

@@ -63,7 +63,7 @@ def test_an_iterator_without_a_state_reads_again(
 def test_another_dataset_reads_again(
     rank, size, shared_path, caplog, kind, why
 ):
-    """A shuffle with a smaller buffer could not take the state."""
+    """For one, a shuffle with a smaller buffer could not take the state."""
     count("unseeded", shared_path, (1, 6), rank, size)
     counts = count(kind, shared_path, (EPOCHS, 0), rank, size)
     assert counts.sum() == EPOCHS * ROWS
@@ -94,7 +94,7 @@ def test_a_loop_goes_on_with_its_iterator(rank, size, shared_path):
     saved.close()
     rest = draw(iterator, saved, 6)
     saved.close()
-    # The rest is not known by a seed.
+    # No seed gives these batches again: only the saved state does.
     other, saved, is_restored = begin()
     assert is_restored
     assert saved.batch == 13

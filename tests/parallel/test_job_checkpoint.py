@@ -7,30 +7,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import compiled, with_loss_scale
+from helpers import CutOffAt, CutOffError, compiled, with_loss_scale
 
 import tfring
 from tfring import checkpoint
 from tfring._checkpoint import saver
 
 ROWS, BATCH, EPOCHS = 44, 8, 3
-
-
-class CutOffError(Exception):
-    """Stands for the end of a job."""
-
-
-class CutOffAt(keras.callbacks.Callback):
-    """Ends a training before a batch, on all ranks."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.left = count
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.left -= 1
-        if self.left < 0:
-            raise CutOffError
 
 
 def new_model(
@@ -78,7 +61,7 @@ def data_of(kind, rank):
     if kind == "batches":
         return {"x": Batches(x, y)}
     rows = tf.data.Dataset.from_tensor_slices((x, y))
-    # TensorFlow takes the seed from that of the model.
+    # TensorFlow derives this shuffle's seed from the one set for the model.
     dataset = rows.shuffle(ROWS).batch(BATCH)
     if kind == "endless":
         return {"x": dataset.repeat(), "steps_per_epoch": 5}
@@ -187,7 +170,7 @@ def test_it_goes_on_with_the_same_bits(
     cut = shared_path / "cut"
     assert train(cut, rank, kind, cut_off=cut_off, **options) is None
     tfring.barrier()
-    # None may be complete, if the first had been begun just before the end.
+    # There may be no complete one, if the first was begun just before the end.
     manifests = sorted(cut.glob("*/manifest.json"))
     if rank == 0 and len(manifests) > 1:
         (manifests[-1].parent / "part-00000.index").unlink()

@@ -70,7 +70,7 @@ def test_averages_are_of_the_ranks_that_have_batches(
         model.get_weights()[0], trained_alone(start, size), rtol=1e-4
     )
     assert int(model.optimizer.iterations) == EPOCHS * size
-    # Validation is of the weights that all have in common.
+    # Validation uses the weights that all ranks have in the end.
     x, y = data_of(100, 1)
     assert history["val_loss"][-1] == pytest.approx(
         np.mean((model.predict(x, verbose=0) - y) ** 2), rel=1e-5
@@ -78,7 +78,7 @@ def test_averages_are_of_the_ranks_that_have_batches(
 
 
 def words(rank, batches):
-    """Batches for an embedding; of unknown number, as a generator's."""
+    """Batches for an embedding, from a generator: their number is unknown."""
 
     def generate():
         rng = np.random.default_rng(rank)

@@ -161,7 +161,7 @@ def test_passes(optimizer, average, mode, rank, size):
     update = (size - 1) / 2 * (1 if average else 2)
     expected = [1, *[1 - update] * 2, *[1 - 2 * update] * 2]
     np.testing.assert_allclose(values, expected)
-    # Batches, as Horovod's.
+    # As in Horovod, the optimizer counts batches.
     assert int(distributed.iterations) == 5
     assert int(distributed._agg_helper.counter) == 1
 

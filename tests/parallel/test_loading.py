@@ -9,6 +9,8 @@ import tensorflow as tf
 from helpers import (
     assert_each_equal,
     assert_same_on_all_ranks,
+    compiled,
+    fit_noise,
     thorough,
     warnings_of,
 )
@@ -21,27 +23,22 @@ class OwnAdam(keras.optimizers.Adam):
     """Not registered with Keras."""
 
 
-def fit(model, rank):
-    rng = np.random.default_rng(rank)
-    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
-    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+def one_layer(optimizer, **how):
+    return compiled(optimizer, keras.Input((3,)), keras.layers.Dense(1), **how)
 
 
 def test_training_goes_on(rank, size, tmp_path):
     options = {"backward_passes_per_step": 2}
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(
-        tfring.DistributedOptimizer(OwnAdam(0.01), **options), loss="mse"
-    )
-    fit(model, rank)
+    model = one_layer(tfring.DistributedOptimizer(OwnAdam(0.01), **options))
+    fit_noise(model, rank)
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = tfring.load_model(path, [OwnAdam], **options)
     assert isinstance(loaded.optimizer, OwnAdam)
     assert_each_equal(loaded.optimizer.variables, model.optimizer.variables)
-    fit(model, rank)
-    fit(loaded, rank)
+    fit_noise(model, rank)
+    fit_noise(loaded, rank)
     assert_each_equal(loaded.weights, model.weights)
     assert_same_on_all_ranks(loaded.weights)
 
@@ -49,9 +46,8 @@ def test_training_goes_on(rank, size, tmp_path):
 @pytest.mark.parametrize("shard_states", [False, True])
 def test_accumulation_begins_with_a_loaded_state(shard_states, rank, tmp_path):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(adam(), "mse", jit_compile=False)
-    fit(model, rank)
+    model = one_layer(adam(), jit_compile=False)
+    fit_noise(model, rank)
     model.save(tmp_path / "model.keras")
     loaded = tfring.load_model(
         tmp_path / "model.keras",
@@ -67,8 +63,9 @@ def test_accumulation_begins_with_a_loaded_state(shard_states, rank, tmp_path):
 
 
 def test_compression_of_a_loaded_model(rank, size, tmp_path):
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(1.0), loss="mse")
+    model = compiled(
+        keras.optimizers.SGD(1.0), keras.Input((1,)), keras.layers.Dense(1)
+    )
     model.save(tmp_path / "model.keras")
     loaded = tfring.load_model(
         tmp_path / "model.keras", compression=tfring.Compression.bf16
@@ -129,8 +126,7 @@ ROUNDS = {
 )
 def test_rounds_begin_from_any_file(saved_with, loaded_with, rank, shared_path):
     """All that both optimizers have is loaded, and one sentence names more."""
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(adam(**ROUNDS[saved_with]), "mse", jit_compile=False)
+    model = one_layer(adam(**ROUNDS[saved_with]), jit_compile=False)
     callbacks = [tfring.callbacks.BroadcastGlobalVariablesCallback(0)]
     x = np.ones([8, 3])
     model.fit(x, x[:, 0] * rank, verbose=0, callbacks=callbacks)
@@ -158,7 +154,7 @@ def test_rounds_begin_from_any_file(saved_with, loaded_with, rank, shared_path):
         assert texts == []
     if has_outer and saved_with == loaded_with:
         assert_each_equal(found, expected)
-    fit(loaded, rank)
+    fit_noise(loaded, rank)
 
 
 def states_of(model):

@@ -74,11 +74,11 @@ def test_local_layers_go_their_own_way(jit_compile, rank, size):
 def test_a_broadcast_leaves_local_variables_and_their_states(rank, size):
     """A second `fit` begins with one, and so does a new start."""
     own, shared = keras.layers.Dense(2), keras.layers.Dense(1)
-    model = keras.Sequential([keras.Input((3,)), own, shared])
     optimizer = tfring.PartialDistributedOptimizer(
         keras.optimizers.Adam(0.1), local_layers=own
     )
-    model.compile(optimizer, "mse", jit_compile=False)
+    layers = keras.Input((3,)), own, shared
+    model = compiled(optimizer, *layers, jit_compile=False)
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 1))
     callback = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -206,7 +206,7 @@ def test_a_tape_and_an_optimizer_scale_once(in_graph, passes, rank, size):
         step(tf.constant(rank + 1.0))
     np.testing.assert_allclose(variables[0], [-passes * (rank + 1) / size])
     np.testing.assert_allclose(variables[1], [-passes * (size + 1) / 2])
-    # A plain tape's gradients are the optimizer's to scale.
+    # The optimizer scales the gradients of a plain tape.
     for _ in range(passes):
         optimizer.apply([tf.constant([1.0])] * 2, variables)
     np.testing.assert_allclose(

@@ -17,7 +17,7 @@ warned = partial(warnings_of, tfring.LossReductionWarning)
 
 
 class WeightedMean(keras.losses.Loss):
-    """Divides by the weights of all ranks."""
+    """A loss that divides by the sum of all ranks' weights."""
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         each = keras.losses.mean_squared_error(y_true, y_pred)
@@ -116,8 +116,8 @@ def test_ranks_that_train_alone_are_not_warned(sets_of_one, rank):
 
 
 def test_a_loaded_model(rank, size, tmp_path):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(sgd(), SQUARES("sum"))
+    layers = keras.Input((2,)), keras.layers.Dense(1)
+    model = compiled(sgd(), *layers, loss=SQUARES("sum"))
     model.save(tmp_path / "model.keras")
     loaded = tfring.load_model(tmp_path / "model.keras")
     texts = warned(lambda: loaded.train_on_batch(np.ones([2, 2]), np.ones(2)))

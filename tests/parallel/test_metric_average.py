@@ -78,7 +78,7 @@ def test_metrics_are_those_of_one_rank_with_all_data(rank, size):
 
 
 def test_an_array_of_one_element_that_is_logged_as_a_number(rank, size):
-    """As Keras logs it with NumPy before 2.4."""
+    """Keras logs F1 as such a number with NumPy before 2.4."""
     model = small_model(0.0, ["f1"])
     callback = tfring.callbacks.MetricAverageCallback()
     callback.set_model(model)

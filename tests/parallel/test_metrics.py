@@ -23,7 +23,7 @@ ROWS = 37
 
 
 class Bias(keras.metrics.Mean):
-    """A mean of one's own."""
+    """A metric of the user's own that is a mean."""
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         difference = keras.ops.cast(y_pred, "float32") - keras.ops.cast(
@@ -33,7 +33,7 @@ class Bias(keras.metrics.Mean):
 
 
 class Model(keras.Model):
-    """One without variables before its first batch."""
+    """A model that has no variables before its first batch."""
 
     def __init__(self):
         super().__init__()

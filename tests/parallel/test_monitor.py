@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import compiled
 from mpi4py import MPI
 from prometheus_client.parser import text_string_to_metric_families
 from tensorflow.core.util import event_pb2
@@ -145,7 +146,7 @@ def test_a_setting_serves_each_rank(
         <= figures["tfring_exposed_seconds_total"]
         <= figures["tfring_running_seconds_total"] + 1e-9  # as differences
     )
-    # The last rank was late, and waited for no other.
+    # Only the last rank, which was late, has waited for no other.
     assert figures["tfring_negotiation_seconds_total"] >= waited
     assert figures["tfring_stalls_total"] >= stalls
     everyones = tfring.allgather_object((waited, stalls))
@@ -226,8 +227,8 @@ def test_the_callback(monkeypatch, rank, size, tmp_path, same_job_again):
     port = free_ports(size)
     begin_anew(monkeypatch, rank, TFRING_METRICS_PORT=str(port))
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16)])
-    model.compile(tfring.DistributedOptimizer("sgd"), "mse")
+    optimizer = tfring.DistributedOptimizer("sgd")
+    model = compiled(optimizer, keras.Input((8,)), keras.layers.Dense(16))
     seen = []
     model.fit(
         *(np.ones((24, 8), np.float32), np.ones((24, 16), np.float32)),

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import warnings_of
+from helpers import compiled, warnings_of
 
 import tfring
 from tfring._state import weights
@@ -132,13 +132,14 @@ def test_who_joins_a_job_waits_for_nobody_that_need_not_trace(how, monkeypatch):
 
 def test_optimizers_may_have_another_name_on_each_rank(rank):
     """Keras calls the hook for accumulated gradients in the name's scope."""
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")]
-    )
     optimizer = keras.optimizers.SGD(
         0.1, name=f"of_rank_{rank}", gradient_accumulation_steps=2
     )
-    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+    model = compiled(
+        tfring.DistributedOptimizer(optimizer),
+        keras.Input((3,)),
+        keras.layers.Dense(1, kernel_initializer="ones"),
+    )
     for _ in range(2):
         model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
     assert optimizer.iterations == 1

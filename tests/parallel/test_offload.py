@@ -38,7 +38,7 @@ def branches_and_skips():
         right = keras.layers.BatchNormalization()(right)
         right = keras.layers.Activation("relu")(right)
         hidden = keras.layers.Add()([left, right, hidden])
-    # Used early and again at the end.
+    # The inputs are used early, and here again.
     hidden = keras.layers.Concatenate()([hidden, inputs])
     hidden = keras.layers.MaxPooling2D()(hidden)
     hidden = keras.layers.DepthwiseConv2D(3, padding="same")(hidden)

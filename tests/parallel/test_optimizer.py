@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, with_loss_scale
+from helpers import assert_same_on_all_ranks, compiled, with_loss_scale
 
 import tfring
 from tfring._core import runtime
@@ -261,12 +261,10 @@ def test_models_that_differ_are_named_on_every_rank(several_ranks, rank, size):
 
 
 def test_one_rank_has_built_other_models_before(rank):
-    # So Keras numbers its layers differently: "dense_1/kernel" here.
+    # Keras then numbers rank 0's layers differently: "dense_1/kernel".
     for _ in range(2 if rank == 0 else 1):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    model.compile(
-        tfring.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse"
-    )
+        optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
+        model = compiled(optimizer, keras.Input((3,)), keras.layers.Dense(2))
     model.fit(
         np.ones((4, 3)),
         np.full((4, 2), rank),

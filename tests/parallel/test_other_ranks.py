@@ -77,7 +77,7 @@ def test_they_take_what_is_left(rank, size, shared_path, kind, options):
 def test_an_iterator_that_leaves_out_elements_is_not_saved(
     rank, size, shared_path, caplog, several_ranks
 ):
-    """Keras keeps it in later epochs, and no later job has such a one."""
+    """Keras keeps the iterator in later epochs; a later job makes another."""
     count("endless", shared_path, (0, 7), rank, size)
     tfring.barrier()
     if rank == 0:

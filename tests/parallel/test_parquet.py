@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import compiled
+from helpers import CutOffAt, CutOffError, compiled
 
 import tfring
 
@@ -50,22 +50,6 @@ def test_other_arguments_are_an_error_on_every_rank(
         tfring.data.parquet(folder, batch_size=4, seed=rank)
 
 
-class CutOffError(Exception):
-    """Stands for the end of a job."""
-
-
-class CutOffAt(keras.callbacks.Callback):
-    """Ends a training in its fifth batch, on all ranks."""
-
-    def on_train_begin(self, logs=None):
-        self.left = 5
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.left -= 1
-        if self.left < 0:
-            raise CutOffError
-
-
 def test_a_checkpoint_has_the_place(folder, shared_path):
     """The bits are those of a training that was not cut off."""
 
@@ -93,6 +77,6 @@ def test_a_checkpoint_has_the_place(folder, shared_path):
 
     whole = train("whole")
     with pytest.raises(CutOffError):
-        train("cut", CutOffAt())
+        train("cut", CutOffAt(5))
     tfring.barrier()
     assert train("cut") == whole

@@ -125,7 +125,7 @@ def test_it_leaves_nothing_out_for_ever(mode, rank, size):
     step = step_of(mode, variables_of(), tfring.PowerSGD(2, start=0))
     sums, expected = [0.0] * len(SHAPES), [0.0] * len(SHAPES)
     for number in range(45):
-        # Gradients of zeros, too: a factor that became zero would remain so.
+        # Some gradients are zero: a factor that became zero would remain so.
         given = gradients_of(rank, number)
         if number == 0 or number > 5:
             given = [tf.zeros_like(each) for each in given]
@@ -217,7 +217,7 @@ def test_bytes(mode, rank, size):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_one_rank_compresses_nothing(sets_of_one, rank, size):
-    # Alone, and not in the set.
+    # The rank is alone in one set, and not in the other one.
     for process_set in (sets_of_one[rank], sets_of_one[(rank + 1) % size]):
         step = step_of(
             *(tf.function, variables_of(), tfring.PowerSGD(1, start=0)),
@@ -298,7 +298,7 @@ def test_a_copy_begins_anew(rank):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_left_factors_overlap_with_backpropagation(monkeypatch):
-    """All of them start before the first done; right ones after the last."""
+    """Left factors all start before the first is done, right ones later."""
     monkeypatch.setattr(runtime, "fusion_threshold_bytes", lambda: 64)
     weights = [tf.Variable(tf.ones([16, 16]), name=f"w{i}") for i in range(4)]
     compression = tfring.PowerSGD(2, start=5)

@@ -45,7 +45,8 @@ def test_disjoint_and_overlapping_sets_at_the_same_time(
     [all_but_first] = sets(range(1, size)) if size > 2 else [None]
 
     def step(tensor):
-        # Ranks differ in lengths and numbers of requests, but for the last.
+        # The lengths and numbers of requests differ between ranks, except for
+        # "b".
         results = [allreduce(tf.repeat(tensor, 1 + rank % 2), half, name="a")]
         if rank > 0 and all_but_first:
             results.append(allreduce(tensor, all_but_first, name="a"))
@@ -148,7 +149,7 @@ def test_removed_sets_are_not_used(halves, rank, size):
     for call in (mine.size, mine.included):
         with pytest.raises(ValueError, match="it was removed"):
             call()
-    # And again, which is another set.
+    # A set that is added again is a new one, with a higher number.
     tfring.add_process_set(even)
     tfring.add_process_set(odd)
     assert mine.process_set_id > old_id

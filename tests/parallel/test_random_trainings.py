@@ -14,7 +14,6 @@ from helpers import all_thorough_but
 
 import tfring
 from tfring import callbacks
-from tfring._core import process_sets
 
 IN_GATE, ALL = 1, 200
 WORDS, ROWS = 30, 120
@@ -148,19 +147,12 @@ def make_model(training, optimizer, *, plain):
 
 
 @pytest.fixture
-def half(size):
+def half(sets, size):
     """The half of the ranks that this one is in; None if they have none."""
     if size % 2:
-        yield None
-        return
-    before = process_sets.added()
-    halves = [range(size // 2), range(size // 2, size)]
-    added = [tfring.add_process_set(ranks) for ranks in halves]
-    yield next(each for each in added if each.included())
-    # Also the sets of the ranks that have the same shares.
-    for process_set in process_sets.added():
-        if process_set not in before:
-            tfring.remove_process_set(process_set)
+        return None
+    halves = sets(range(size // 2), range(size // 2, size))
+    return next(each for each in halves if each.included())
 
 
 def trained(training, rank, size, *, plain, half=None):

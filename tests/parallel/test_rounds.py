@@ -35,7 +35,7 @@ from trainings_in_rounds import (
 )
 
 import tfring
-from tfring._core import process_sets, runtime
+from tfring._core import runtime
 from tfring._state.optimizers import with_inner
 
 
@@ -353,19 +353,16 @@ def test_within_a_host_is_within_its_ranks(rank):
 
 
 def test_within_a_host_whose_set_is_known(
-    rank, several_ranks, size, monkeypatch
+    rank, several_ranks, sets, size, monkeypatch
 ):
     """Rank 0 is a host of its own, and the program has added the others'."""
     nodes = [0, *[1] * (size - 1)]
     monkeypatch.setattr(type(runtime.job()), "nodes", lambda job: nodes)
-    sets = [tfring.add_process_set(range(1, size))]
+    sets(range(1, size))
     model = model_in_rounds(tfring.LocalSGD(3, within="host"))
-    sets += [each for each in process_sets.added() if each.ranks == [0]]
     kernels = kernels_after(model, rank, 2)
     assert len(set(kernels[1:])) == 1
     assert kernels[0] != kernels[1]
-    for each in sets:
-        tfring.remove_process_set(each)
 
 
 @jit_compile_is_thorough
@@ -406,6 +403,7 @@ def test_a_lost_rank_costs_the_steps_since_the_last_meeting(rank, size):
         )
         assert_same_on_all_ranks(model.trainable_variables)
         weights.append(model.get_weights())
-    # But for the momenta of the ranks, which all continue with rank 0's.
+    # The weights differ a little, because all ranks continue with the momenta
+    # of rank 0.
     undisturbed, failed = weights
     assert_each_close(failed, undisturbed, atol=0.02)

@@ -43,6 +43,7 @@ def test_engine_of_part_of_the_ranks_and_back() -> None:
         tfring.shutdown()
         tfring.init()
     part.Free()
-    # By the order of calls, which counts anew with each engine.
+    # The name of this call comes from a count that starts at 0 with each
+    # engine.
     total = tfring.allreduce([1.0], op=tfring.Sum)
     assert total.numpy().tolist() == [world.size]

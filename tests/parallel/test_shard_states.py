@@ -374,7 +374,7 @@ def test_two_buckets_are_whole_at_a_time():
 @pytest.mark.parametrize("jit_compile", [False, thorough(True)])
 @pytest.mark.usefixtures("several_ranks")
 def test_an_error_with_buckets_in_flight(jit_compile, rank):
-    """The step ends on all ranks, and a later step meets nothing of it."""
+    """The step ends on all ranks, and does not disturb the next step."""
     shape = (301, 333 + (rank == 0))
     with pytest.raises(tf.errors.OpError, match="shapes differ"):
         step_of_buckets(jit_compile, shape)()
@@ -383,7 +383,7 @@ def test_an_error_with_buckets_in_flight(jit_compile, rank):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_xla_copies_no_large_variable():
-    """XLA reduces gradients and gathers weights in place, two at a time.
+    """XLA handles two buckets at a time, and reduces and gathers in place.
 
     No loop over a share divides by the length of a row.
     """

@@ -14,6 +14,7 @@ from helpers import (
     assert_each_equal,
     assert_same_on_all_ranks,
     bits_of,
+    compiled,
     state_bits,
     thorough,
     with_loss_scale,
@@ -141,8 +142,8 @@ def test_ragged_ids_and_masks(rank):
 @pytest.mark.parametrize(("rows", "width"), [(1, 2), (3, 1)])
 def test_fewer_rows_than_ranks(rows, width, rank):
     embedding = ShardedEmbedding(rows, width)
-    model = keras.Sequential([keras.Input((1,)), embedding])
-    model.compile(tfring.DistributedOptimizer("adam"), "mse")
+    optimizer = tfring.DistributedOptimizer("adam")
+    model = compiled(optimizer, keras.Input((1,)), embedding)
     before = embedding.table()
     x = np.full((4, 1), rows - 1)
     model.fit(x, np.ones((4, 1, width)), verbose=0)
@@ -226,7 +227,7 @@ def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
         check_file(f"{shared_path}/all.weights.h5", name, size)
     again = tfring.load_model(f"{shared_path}/all.keras")
     np.testing.assert_array_equal(again.layers[0].table(), table)
-    # With its momenta.
+    # The loaded model has the momenta, too: both train on alike.
     for each in (again, model):
         fit(each)
     assert state_bits(again) == state_bits(model)

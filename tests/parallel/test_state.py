@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfring
 from tfring._core import runtime
 
-# And some that are not the engine's: they travel as bytes.
+# The engine does not know the last two dtypes: they travel as bytes.
 DTYPES = [dtype.name for dtype in helpers.DTYPES]
 DTYPES += ["complex64", "float8_e4m3fn"]
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import thorough
+from helpers import compiled, thorough
 
 import tfring
 
@@ -30,7 +30,7 @@ def looks_each_second(monkeypatch, rank):
 
 
 def dataset(seconds):
-    """Returns rows that come so many seconds one after the other."""
+    """Returns a dataset that takes `seconds` for each row."""
 
     def rows():
         while True:
@@ -71,9 +71,11 @@ def test_a_slow_rank_is_named(
     rank, size, caplog, looks_each_second, cause, jit_compile
 ):
     slow = SLOW_SECONDS * (rank == size - 1)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(
-        tfring.DistributedOptimizer("sgd"), "mse", jit_compile=jit_compile
+    model = compiled(
+        tfring.DistributedOptimizer("sgd"),
+        keras.Input((3,)),
+        keras.layers.Dense(1),
+        jit_compile=jit_compile,
     )
     model.fit(
         dataset(slow * (cause == "input")),

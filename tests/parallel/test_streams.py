@@ -153,7 +153,7 @@ def test_contexts_in_each_other(several_ranks, rank, size):
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_exception_while_one_rank_saves(failing, several_ranks, rank):
-    """It reaches the program at once, and the other ranks go on."""
+    """The program gets the exception at once, and the other ranks go on."""
     model = make_model()
     expected = whole(model)
     kernel = model.layers[0].kernel

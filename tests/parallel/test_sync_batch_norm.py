@@ -34,7 +34,8 @@ def forward_and_backward(layer, traced, x, mask=None):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = layer(x, training=True, mask=mask)
-            # Whose gradient differs in every element, as in no mean.
+            # The gradient of this loss differs in every element; that of a mean
+            # does not.
             loss = tf.reduce_sum(tf.sin(tf.cast(y, tf.float32)) + y * y / 3)
         return y, tape.gradient(loss, [x, layer.gamma, layer.beta])
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, data_for, thorough
+from helpers import assert_same_on_all_ranks, compiled, data_for, thorough
 
 import tfring
 
@@ -157,9 +157,9 @@ def mixed_float16():
 @pytest.mark.parametrize("how", ["plain", "compiled"])
 def test_all_ranks_skip_the_overflow_of_one(mixed_float16, how, rank, size):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam())
-    model.compile(optimizer, "mse", **HOW[how])
+    layers = keras.Input((4,)), keras.layers.Dense(1)
+    model = compiled(optimizer, *layers, **HOW[how])
     inputs = np.full((4 * 2, 4), 1e-2, np.float32)
     if rank == size - 1:
         inputs[2:4] = 6e4  # the second batch, near the end of float16

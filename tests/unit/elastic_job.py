@@ -24,9 +24,9 @@ class Job:
         self.cut = set()
         self.answers_probes = True
         self.killed = []
-        # By worker, how many share the cores of its node.
+        # The number of workers that share the cores of each worker's node.
         self.cores_shared_by = {}
-        # By worker, the first slot of its host on the node.
+        # The first slot on the node of each worker's host.
         self.first_slots = {}
         self.said = []
         # If True, the launcher takes more events before it acts.

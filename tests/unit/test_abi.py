@@ -99,7 +99,10 @@ def test_the_real_build_fits():
         {},
         {"installed": ("tensorflow", "2.21.0")},
         {"kind": "egg-info"},
-        {"installed": [""], "TENSORFLOW_VERSION": ""},  # which needs none
+        {
+            "installed": [""],
+            "TENSORFLOW_VERSION": "",
+        },  # This build needs no TensorFlow.
         {"keras": ("keras-nightly", "3.16.0.dev2026102704")},
         LOADER,
         {"said": "Open MPI v5.0.8, package: a cluster's"},
@@ -181,7 +184,7 @@ def test_what_does_not(bend, how, words):
     ("where", "path"), [({}, "/.*"), (LOADER, "libc.so.6")]
 )
 def test_mpi_of_another_series(bend, built_for, said, found, where, path):
-    """Its libmpi has the right name, and is where the build's was or not."""
+    """The other MPI's libmpi has the same name, in the build's place or not."""
     bend(MPI_VERSION=built_for, said=said, **where)
     expected = f"built for {built_for}, but {path} is of {found}: .*make build"
     assert re.search(expected, message())
@@ -201,7 +204,7 @@ def test_mpi_beside_the_interpreter(bend):
     library = bend(MPI_LIBRARY_DIRS=[]) / "lib" / "libmpi.so.40"
     library.touch()
     assert abi.mpi_library() == library
-    # Another one is told of where the build's is not there.
+    # If the build's library is gone, the message names the other one.
     bend(**ABSENT)
     assert f"(there is {library})" in message()
 

@@ -85,7 +85,7 @@ def make_optimizer(road, monkeypatch):
     """Makes an optimizer, and builds it for a sharded parameter on its road."""
     if road != "parameters":
         return tfring.DistributedOptimizer
-    # One rank shards parameters if others may join.
+    # A single rank shards parameters only if others may join.
     monkeypatch.setattr(runtime, "may_grow", lambda: True)
     with tfring.shard_parameters(min_elements=1):
         layer = keras.layers.Dense(4)

@@ -254,7 +254,8 @@ def test_predict_knows_the_cost_model(capsys):
     assert re.fullmatch(r"reduced in [\d.]+ ms by hierarchical 8 x 8", lines[1])
     assert cli.main(["predict", *arguments, "--backprop_ms=40"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    # One bucket of a mebibyte, and eight of up to four.
+    # The first bucket has one mebibyte, and each of the eight others up to
+    # four.
     assert "33.6 MB of gradients in 9 reductions" in lines[0]
     assert re.search(
         r"beside 40.0 ms of backpropagation: 9\d% hidden", lines[2]

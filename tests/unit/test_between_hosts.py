@@ -27,7 +27,7 @@ def test_fabrics_are_absent(devices, settings, given, expected, tmp_path):
     assert fabrics.are_absent(given, (file,), (folder,)) == expected
 
 
-# The interfaces of a machine, and the address of each.
+# The addresses of a machine's interfaces.
 INTERFACES = {
     "lo": "127.0.0.1",
     "eth0": "10.1.0.7",

@@ -18,10 +18,10 @@ def floats(*counts, dtype=tf.float32):
     ("tensors", "limit", "buckets"),
     [
         (floats(1, 1, 2, 1), 16, [[0, 1, 2], [3]]),
-        # One above the limit travels alone.
+        # A tensor above the limit travels alone.
         (floats(1, 9, 1, 1), 8, [[0], [1], [2, 3]]),
         (floats(1, 1, 1), 0, [[0], [1], [2]]),
-        # Empty ones need no room.
+        # Empty tensors need no room.
         (floats(1, 0, 0), 4, [[0, 1, 2]]),
         ([], 100, []),
     ],

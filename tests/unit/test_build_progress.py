@@ -32,7 +32,8 @@ def make(tmp_path):
     )
 
     def make(bad="", terminal=None, seconds_of_a_file=0):
-        # Not as a part of the make that runs these tests.
+        # With MAKEFLAGS this make would be a part of the one that runs the
+        # tests.
         environment = {
             name: value
             for name, value in os.environ.items()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 
 class LateFiles(Files):
-    """Writes when it may."""
+    """Waits for `may_write` before it writes."""
 
     def __init__(self):
         self.may_write = threading.Event()
@@ -61,7 +61,7 @@ def test_a_loss_gives_up_what_was_being_written(
     assert not coordinator.vote(9).saves
     assert coordinator.vote(10).saves
     coordinator.save(10, items, {}, {"place": {}})
-    # The others of the next generation have a commit of step 8.
+    # The other ranks of the next generation have a commit of step 8.
     coordinator.begin(8, items, goes_on=True)
     assert coordinator.vote(9).saves
     variable.assign([3.0, 4.0])
@@ -157,7 +157,7 @@ def test_in_an_elastic_job_sigterm_is_for_its_worker_alone(
     coordinator.let_leave()
     assert got == [signal.SIGTERM]
     assert not coordinator.vote(2, is_last=True).saves
-    # One that comes when nothing is saved any more is passed on, too.
+    # A signal is passed on, too, when nothing is saved any more.
     signal.raise_signal(signal.SIGTERM)
     coordinator.close()
     assert got == 2 * [signal.SIGTERM]

@@ -8,12 +8,12 @@ import signal
 import stat
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from waiting import wait_until
 
 from tfring.launcher import command_line, wrapper
 
@@ -111,12 +111,19 @@ def test_a_pod_that_has_saved_is_no_failure():
     assert mount["name"] == volume["name"]
 
 
+def write_programs(folder, programs):
+    for name, text in programs.items():
+        program = folder / name
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+
+
 @pytest.fixture
 def start_saving(tmp_path):
     """Returns a function that runs a script with a fake tfringrun.
 
-    That logs its arguments to the file `log`, and saves after a signal. A
-    `sleep` is short.
+    The fake logs its arguments to the file `log`, and saves after a signal. The
+    script's `sleep` is cut short.
     """
     log = tmp_path / "log"
     programs = {
@@ -127,19 +134,13 @@ def start_saving(tmp_path):
         """,
         "sleep": "exec /bin/sleep 0.05",
     }
-    for name, text in programs.items():
-        program = tmp_path / name
-        program.write_text(f"#!/bin/bash\n{text}\n")
-        program.chmod(0o755)
+    write_programs(tmp_path, programs)
 
     def start(*command, **env):
         job = subprocess.Popen(
             ["bash", *command], env={"PATH": f"{tmp_path}:{os.defpath}", **env}
         )
-        deadline = time.monotonic() + 20
-        while not log.exists() or not log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: log.exists() and log.read_text(), 20)
         return job
 
     return start
@@ -212,10 +213,7 @@ def test_a_spot_instance_that_is_taken(tmp_path, start_saving, is_of_ec2):
                 *(CLUSTER / "resume-spot.sh", "-np", "4", "python", "train.py"),
                 METADATA=f"http://127.0.0.1:{server.server_port}",
             )
-            deadline = time.monotonic() + 20
-            while OfThis.asked < 3:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: OfThis.asked >= 3, 20)
             assert job.poll() is None
             OfThis.takes = True
             assert job.wait(timeout=20) == 75
@@ -241,10 +239,7 @@ def slurm(tmp_path):
             "srun": f'echo "srun $*" >> log\n{srun}',
             "scontrol": 'echo "scontrol $*" >> log',
         }
-        for name, text in programs.items():
-            program = tmp_path / name
-            program.write_text(f"#!/bin/bash\n{text}\n")
-            program.chmod(0o755)
+        write_programs(tmp_path, programs)
         return subprocess.Popen(
             ["bash", CLUSTER / "train.sbatch", "train.py", "--epochs", "3"],
             cwd=tmp_path,
@@ -274,10 +269,7 @@ def test_a_job_whose_time_is_over_is_requeued(slurm):
         echo ready >> log
         while :; do sleep 0.05; done
     """)
-    deadline = time.monotonic() + 20
-    while "ready" not in slurm.log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: "ready" in slurm.log.read_text(), 20)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=20) == 0
     *_, saved, requeued = slurm.log.read_text().splitlines()

@@ -42,7 +42,7 @@ def targets():
         "glob": lambda some, exclude=(): sorted(
             matches(some) - matches(exclude)
         ),
-        # All branches at once.
+        # The tests look at all branches of a `select` together.
         "select": lambda choices: sorted(set().union(*choices.values())),
     }
     exec((ROOT / "BUILD").read_text(), known)
@@ -64,7 +64,7 @@ TARGET_OF = {path: target for target in TARGETS for path in files_of(target)}
 
 
 def deps(target):
-    """Returns those that are BUILD's own."""
+    """Returns the targets of BUILD that a target depends on."""
     return {dep for dep in TARGETS[target].get("deps", ()) if dep[0] == ":"}
 
 
@@ -183,7 +183,7 @@ def test_includes_are_written_from_the_root():
 
 
 def test_types_of_headers_have_names_of_their_own():
-    """Or the linker takes one type's inline functions for another's."""
+    """The linker may mix up the inline functions of types with one name."""
     names = [
         name
         for path in files("tfring_ops")

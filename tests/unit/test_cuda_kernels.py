@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import cuda_kernels
 from tfring_build.find import PTXAS_WHEEL, find_ptxas
 
-# Every one that CUDA 12 has code for, but embedded ones.
+# All GPUs that CUDA 12 has code for, except for embedded ones.
 CAPABILITIES = (60, 61, 70, 75, 80, 86, 89, 90, 100, 103, 120, 121)
 
 

@@ -57,7 +57,7 @@ def test_every_setting_is_described():
     ]:
         pattern = r"""(?:Read\w+|get|seconds)\(\s*"(TFRING_[A-Z_]+)\""""
         read.update(re.findall(pattern, source.read_text()))
-    # From tfringrun to its ranks.
+    # tfringrun sets these for its ranks, and no user does.
     read -= {f"TFRING_ELASTIC_{name}" for name in ("RENDEZVOUS", "SLOT")}
     read -= {"TFRING_REPORTS"}
     settings = (DOCS / "settings.md").read_text()

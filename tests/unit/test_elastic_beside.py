@@ -4,10 +4,10 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import types
 
 import pytest
+from waiting import wait_until
 
 from tfring.launcher.elastic import agents, discovery
 from tfring.launcher.elastic.child import Child, Program
@@ -33,7 +33,7 @@ def make_script(tmp_path):
 
 @pytest.fixture
 def stalled(monkeypatch):
-    """Returns a function that has another one wait until the test is over."""
+    """Returns a function that makes another one wait until the test is over."""
     over = threading.Event()
 
     def stalled(owner, name):
@@ -49,14 +49,6 @@ def stalled(monkeypatch):
 
     yield stalled
     over.set()
-
-
-def wait_until(condition):
-    end = time.monotonic() + LIMIT_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found
 
 
 def poll_until_known(found, now=0.0):
@@ -84,7 +76,7 @@ def test_a_script_whose_start_stalls_is_not_waited_for(make_script, stalled):
     assert found.error == ""
     assert found.poll(60.0) is None
     assert found.error == "it did not end in 60 s"
-    # Nor is it started again and again.
+    # After the error the script is not started again.
     assert found.poll(1000.0) is None
     assert len(calls) == 1
     over.set()

@@ -58,7 +58,7 @@ def test_a_host_that_has_trained_is_tried_again():
     job.wait(19)
     assert len(job.host_of) == before
     job.wait(2)
-    # Once; the next failure costs twice as long.
+    # One worker may start again; the next failure costs twice as long.
     job.exited(f"w{before + 1}", 1, "exit status 1")
     assert "host a is left out for 40 s" in job.said[-1]
     job.wait(39)
@@ -125,7 +125,7 @@ def test_workers_that_fail_without_end_are_started_ever_less_often():
     job.go_on_without("w3", steps=5)
     failed = fail_each(job, 4, until=3600, members=["w1", "w2"])
     assert holds(job) == [20, 40, 80, 160, 320, *[600] * 5]
-    # Three before the first pause, and one after each.
+    # Three workers fail before the first pause, and one after each pause.
     assert failed == 3 + 9
 
 

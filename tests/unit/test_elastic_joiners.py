@@ -64,7 +64,8 @@ def test_a_state_of_which_steps_make_more_is_told_again():
     job.all_ready(["w1", "w2"], 1, steps=1)
     for worker in ("w1", "w2", "w3"):
         job.formed(worker, 2)
-    # The one that told of it is lost, and its state is the members'.
+    # The worker that described the state is lost, but the members have the
+    # state.
     job.exited("w1", 9, "")
     job.training("w4", "begun")
     job.state("w4", STATE)

@@ -281,7 +281,7 @@ def test_a_spare_builds_while_the_others_train_and_then_takes_a_place():
         job.formed(worker, 1)
     told = job.got(spare, "build")
     assert (told["rank"], told["nodes"]) == (1, ["a", "a"])
-    # It has its time, and waits for a place as long as that takes.
+    # The spare has its time to build, and then waits for a place without limit.
     job.wait(590)
     assert spare not in job.killed
     job.be_ready(spare)

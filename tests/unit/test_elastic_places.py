@@ -29,7 +29,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
         # w1, w2 and w3 are the ranks 0, 1 and 2; w4 is the spare.
         ("w2", ["w1", "w4", "w3"]),
         ("w3", ["w1", "w2", "w4"]),
-        # It has no state.
+        # The spare has no state, so it is not rank 0.
         ("w1", ["w2", "w4", "w3"]),
     ],
 )

@@ -20,7 +20,7 @@ class Fleet:
         slots = sum(self.hosts.values())
         self.minimum = chance.randint(1, min(2, slots))
         maximum = chance.choice([None, chance.randint(self.minimum, slots)])
-        # Two where the only one that trains gives its state away.
+        # A second worker may come when the only one gives its state away.
         self.most = max(maximum or 10**9, 2)
         self.job = Job(
             self.hosts,
@@ -93,7 +93,7 @@ class Fleet:
         """Has a worker do its next thing."""
         job = self.job
         if worker not in self.state:
-            # Not the first ones: without any the job would end.
+            # The first workers do not fail, because a job without workers ends.
             is_joiner = job.membership.generation.ever_formed
             if is_joiner and self.chance.random() < self.fails:
                 self.leave(worker, 3)

@@ -22,7 +22,7 @@ def server():
 
 
 def join(server, count):
-    """Returns the workers' ends of as many connections."""
+    """Returns the workers' ends of `count` connections."""
     address, channels = server.listen("127.0.0.1"), []
 
     def connect():

@@ -101,7 +101,7 @@ def test_threads_that_the_script_has_bound_stay_where_they_are():
     def run(name, cpus):
         os.sched_setaffinity(0, cpus)
         done.wait(60)  # Both are bound.
-        done.wait(60)  # Both are bound anew.
+        done.wait(60)  # Both have been bound again.
         found[name] = os.sched_getaffinity(0)
 
     threads = [

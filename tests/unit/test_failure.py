@@ -16,7 +16,7 @@ from programs import run_python
         ("try: sys.exit(3)\nfinally: print(end='')", 3),
         ("try: sys.exit(3)\nexcept SystemExit as error: raise", 3),
         ("try: sys.exit(3)\nexcept SystemExit: sys.exit(4)", 4),
-        # These end no process.
+        # These exceptions do not end the process.
         ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
         (
             "import threading\n"

@@ -61,7 +61,7 @@ def test_what_has_no_state(dataset, reason):
 
 
 def test_a_state_outside_of_the_iterator_is_left_to_the_user():
-    """TensorFlow's own option says so."""
+    """The policy IGNORE, an option of TensorFlow's, allows such a state."""
     options = tf.data.Options()
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.experimental_external_state_policy = policy

@@ -23,7 +23,7 @@ from tfring.launcher.mpi_launchers import Family, Job, MpiLauncher
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
 MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
-# By the signals that Open MPI passes on, those that the ranks get.
+# The signals that Open MPI passes on, and what each becomes at a rank.
 MEANINGS = {10: 10, 12: 12, 14: 15, 6: 2}
 
 
@@ -95,11 +95,11 @@ class TestFindLauncher:
     @pytest.mark.parametrize(
         ("there", "built_for", "expected"),
         [
-            # Beside the interpreter, before the build's own.
+            # The launcher beside the interpreter comes before the build's.
             ({"venv/bin": "5.0.11", "build": "5.0.11"}, "5.0.11", "venv/bin"),
             # The version of the build wins.
             ({"venv/bin": "5.0.11", "usr": "4.1.4"}, "4.1.4", "usr"),
-            # The build's own may be gone.
+            # The launcher of the build may be gone.
             ({"usr": "5.0.8"}, "5.0.11", "usr"),
         ],
     )

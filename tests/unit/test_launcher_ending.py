@@ -58,7 +58,7 @@ def test_ranks_have_a_grace(number, passed_on):
         number
     )
     assert job.ending.signals_for_ranks() == [passed_on]
-    # One that ends, with an error, leaves the grace to the others.
+    # If a rank ends with an error, the others still have their grace.
     job.report(1, "exit", 1)
     job.now += 6.9
     assert not job.stops()

@@ -101,7 +101,7 @@ class TestHosts:
             ([4, 4], 4, 2),
             ([2], 2, 1),
             ([1, 1], 2, 1),
-            # Less than a core each, and almost two.
+            # A rank has less than one core, or almost two.
             ([2], 3, 0),
             ([3], 2, 0),
             # Three ranks of three cores fit into ten, but not into two fives.

@@ -69,7 +69,7 @@ def member(rendezvous, aborted):
     member = launcher_link.LauncherLink()
     accepting.join(60)
     yield member
-    # Its end would be this process's.
+    # Without it the end of the link would end this process.
     member.is_leaving = True
     rendezvous.channel.close()
 

@@ -83,7 +83,7 @@ class TestOutput:
             ),
             ([(0, b"last [")], b"[0] last [\n"),
             ([(0, b"a\0\n")], b"[0] a\n"),
-            # It is not of the launcher.
+            # This line is a rank's, and not the launcher's.
             ([(1, b"-" * 80 + b"\n")], b"[1] " + b"-" * 80 + b"\n"),
         ],
     )
@@ -238,8 +238,8 @@ class TestFailures:
         terminal.complains(2, header, frame, source, b"^^^^^", exception)
         assert terminal.screen.last_words(2)[0] == said
 
-    # As TensorFlow prints them: of a function, of a session, of several
-    # operations, and of one that runs eagerly.
+    # TensorFlow's traces of a function, of a session, of several operations,
+    # and of one that runs eagerly.
     @pytest.mark.parametrize(
         "lines",
         [
@@ -287,7 +287,7 @@ Original stack trace for 'TfringDone':
         terminal = FakeTerminal(verbose=verbose)
         getattr(terminal, stream).feed(words)
         assert terminal.written == (words if verbose else b"")
-        # Where nobody knows better they are shown.
+        # The words are shown if nothing else explains the end.
         terminal.close(explained=explained)
         assert terminal.written == (b"" if explained > verbose else words)
 
@@ -344,7 +344,7 @@ def test_one_rank_alone():
 
 
 def test_a_bar_in_a_file(clock):
-    """A line when it ends, of rank 0 one each ten seconds before."""
+    """A bar is one line when it ends; rank 0's also every ten seconds."""
     file = FakeTerminal(terminals=frozenset())
     for seconds, text in [
         (9, b"\r\x1b[1m1/5\x1b[0m"),
@@ -366,7 +366,7 @@ def test_a_line_in_a_file():
 
 
 def test_the_launcher_says_what_cannot_be_encoded(capfd):
-    """As the name of a file that is not UTF-8, in a worker's exception."""
+    """An exception of a worker may name a file that is not in UTF-8."""
     screen = JobScreen(View())
     screen.say("ValueError: caf\udce9.npy")
     screen.end("", lambda: False)

@@ -209,7 +209,7 @@ def test_a_rank_does_not_outlive_a_killed_wrapper(start):
 
 
 def test_what_a_rank_has_used_is_counted():
-    """As the shell's `time` counts it; memory tells, too."""
+    """The wrapper's usage includes the rank's, here its memory."""
     program = "b'.' * (200 << 20)"
     wrapper = subprocess.Popen([*WRAPPER, sys.executable, "-c", program])
     _, status, used = os.wait4(wrapper.pid, 0)

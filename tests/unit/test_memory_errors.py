@@ -1,4 +1,4 @@
-"""What a rank is told that has too little memory for a whole model."""
+"""The error of a rank that has too little memory for a whole model."""
 
 import types
 

@@ -4,13 +4,13 @@ tests/parallel/test_offload.py compares bits.
 """
 
 import threading
-import time
 from functools import partial
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from waiting import wait_until
 
 import tfring
 from tfring._core import native
@@ -89,7 +89,8 @@ def test_policies(policy):
     def gradients(images, kernel):
         with tf.GradientTape() as tape:
             tape.watch(kernel)
-            # Reshaping looks through: the convolution takes in `hidden`.
+            # The convolution's input counts as `hidden`, in spite of the
+            # reshaping.
             hidden = tf.tanh(images)
             hidden = tf.nn.conv2d(
                 tf.reshape(hidden, [2, 8, 8, 3]), kernel, 1, "SAME"
@@ -305,13 +306,6 @@ def test_two_losses_in_one_step():
         tf.debugging.assert_near(got, wanted, 1e-5)
 
 
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def is_empty(offload):
     """A thread may release its last tensor after the end of a failed step."""
     return offload.statistics().tier_bytes == 0
@@ -327,7 +321,7 @@ def test_a_failed_step_leaves_nothing_behind():
     for _ in range(10):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(BATCH, -1.0)
-        until(lambda: is_empty(offload))
+        wait_until(lambda: is_empty(offload))
     step(BATCH, 1e9)
 
 
@@ -356,7 +350,7 @@ def test_a_cancelled_step_leaves_nothing_behind():
 
     def cancel():
         try:
-            until(has_only_the_queue_to_wait_for)
+            wait_until(has_only_the_queue_to_wait_for)
         finally:
             manager.start_cancel()
 
@@ -365,7 +359,7 @@ def test_a_cancelled_step_leaves_nothing_behind():
     with pytest.raises(tf.errors.CancelledError):
         cancelled(BATCH)
     thread.join()
-    until(lambda: is_empty(offload))
+    wait_until(lambda: is_empty(offload))
     assert offload.statistics().tier_peak_bytes >= 3 * BYTES
 
 

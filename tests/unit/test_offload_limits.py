@@ -92,8 +92,8 @@ print(statistics.moved, statistics.kept_bytes, statistics.peak_bytes)
     for mib in (30, 90, 180, 256):
         moved, kept_bytes, peak = figures(policy="auto", budget_bytes=mib << 20)
         assert kept_bytes <= mib << 20
-        # Allows for three feature maps, because the tensors in flight differ
-        # from step to step.
+        # The bound allows for three feature maps more, because the tensors in
+        # flight differ from step to step.
         assert peak <= least_peak + ((mib + 3 * 4) << 20)
         assert moved < least_moved
         least_moved = moved

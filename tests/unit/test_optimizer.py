@@ -32,7 +32,7 @@ class Averages:
 def averages(monkeypatch):
     averages = Averages()
     monkeypatch.setattr(optimizer_class, "reduce_shared_gradients", averages)
-    # Which these tests, of eager steps, would be refused.
+    # Offload refuses eager steps, which these tests make.
     monkeypatch.setattr(optimizer_class, "offload_step", lambda *_: None)
     return averages
 
@@ -47,7 +47,7 @@ class Unregistered(keras.optimizers.SGD):
 
 
 class OwnApply(keras.optimizers.SGD):
-    """Accumulates in its own way, past Keras's hooks."""
+    """An optimizer whose `apply` calls none of Keras's hooks."""
 
     def apply(self, grads, trainable_variables=None):
         for gradient, variable in zip(grads, trainable_variables, strict=True):

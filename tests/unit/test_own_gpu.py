@@ -46,7 +46,7 @@ def choose(monkeypatch):
     [
         (4, 3, 4, {}, (["gpu 3"], None)),
         (4, 0, 1, {}, (["gpu 0"], None)),
-        # By its slot in an elastic job.
+        # In an elastic job the slot decides.
         (4, 0, 1, {SLOT: "2"}, (["gpu 2"], None)),
         (2, 1, 2, {SLOT: "2"}, (["gpu 0"], None)),
         # More ranks than GPUs share them, and grow.

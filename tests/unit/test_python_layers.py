@@ -44,12 +44,12 @@ ENGINES = {"ray", "spark"}
 LOADED_BY_LAUNCHER = {LAUNCHER, "_build_info", "rendezvous", "horovod"}
 ALLOWED_IN_LAUNCHER = {*LOADED_BY_LAUNCHER, "_core", ""}
 
-# They are not always installed.
+# Packages that are not always installed.
 OPTIONAL = {
     *("matplotlib", "prometheus_client", "pyarrow", "pyspark", "ray", "torch")
 }
-# Or take seconds to import. `importlib.metadata` takes 25 ms, which is half of
-# the launcher's start.
+# The launcher must not import these. Most take seconds; `importlib.metadata`
+# takes 25 ms, half of the launcher's start.
 HEAVY = {*OPTIONAL, "importlib.metadata", "keras", "mpi4py", "tensorflow"}
 
 

@@ -8,21 +8,14 @@ import socket
 import struct
 import termios
 import threading
-import time
 
 import pytest
+from waiting import wait_until
 
 from tfring.rendezvous import frames, wire
 
 # A longer wait is a hang, even on a busy machine.
 SECONDS = 60
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -91,7 +84,7 @@ def test_shutdown_wakes_the_thread_that_receives(pair):
     thread = threading.Thread(target=receive)
     thread.start()
     theirs.sendall(b"\0")
-    until(lambda: not has_unread_bytes(channel))
+    wait_until(lambda: not has_unread_bytes(channel))
     channel.shutdown()
     thread.join(SECONDS)
     assert ended.is_set()

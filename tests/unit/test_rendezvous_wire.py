@@ -8,11 +8,11 @@ import select
 import socket
 import struct
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from programs import run_python
+from waiting import wait_until
 
 from tfring.rendezvous import addresses, frames, handshake, wire
 
@@ -70,13 +70,6 @@ def accepting(listener):
             sock.close()
 
 
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def stranger(listener):
     """Returns a function that connects to the listener, and says nothing."""
@@ -92,7 +85,7 @@ def greeted(listener, stranger):
 
     def connect():
         sock = stranger()
-        until(lambda: listener.accept(0) is None and is_readable(sock))
+        wait_until(lambda: listener.accept(0) is None and is_readable(sock))
         return sock
 
     return connect
@@ -122,7 +115,7 @@ def is_closed(sock):
 def test_both_sides_prove_themselves_and_talk(listener):
     with accepting(listener) as accepted:
         ours = wire.Channel(connect(listener))
-        until(lambda: accepted)
+        wait_until(lambda: accepted)
         sock, hello = accepted[0]
         assert hello == HELLO
         theirs = wire.Channel(sock)
@@ -145,7 +138,7 @@ def test_both_sides_prove_themselves_and_talk(listener):
 def test_the_sockets_hear_a_cut_link_and_are_not_inherited(listener):
     with accepting(listener) as accepted:
         sock = connect(listener)
-        until(lambda: accepted)
+        wait_until(lambda: accepted)
         for each in (sock, accepted[0][0]):
             assert not os.get_inheritable(each.fileno())
             assert each.gettimeout() is None
@@ -166,7 +159,7 @@ def test_another_token_is_refused_by_either_side(listener):
     with accepting(listener) as accepted:
         with pytest.raises(handshake.HandshakeError, match="of another job"):
             wire.connect(listener.address, other, HELLO, SECONDS)
-        until(lambda: listener.refused == 3)
+        wait_until(lambda: listener.refused == 3)
         assert not accepted
 
 
@@ -251,7 +244,7 @@ def test_one_limit_is_for_all_addresses_of_a_name(names):
 
 
 def test_it_listens_at_the_address_that_this_machine_has(names):
-    # The first is for documentation, and no machine's (RFC 5737).
+    # The first address is for documentation (RFC 5737): no machine has it.
     names("head", [("192.0.2.1", 0), ("127.0.0.1", 0)])
     made = wire.Listener("head", TOKEN)
     assert made.address[0] == "127.0.0.1"
@@ -263,7 +256,7 @@ def test_what_one_connection_said_serves_no_other(listener, stranger):
         first, second = stranger(), stranger()
         said = handshake.Connecting(TOKEN, HELLO).answer(first.recv(32))
         first.sendall(said)
-        until(lambda: accepted)
+        wait_until(lambda: accepted)
         assert len(second.recv(32)) == 32
         second.sendall(said)
         assert is_closed(second)
@@ -301,7 +294,7 @@ def test_garbage_is_refused_and_ours_get_through(listener, stranger, seed):
             assert is_closed(sock)
         assert not accepted
         connect(listener).close()
-        until(lambda: accepted)
+        wait_until(lambda: accepted)
 
 
 def test_a_hello_cut_anywhere_is_refused(listener, stranger):
@@ -313,7 +306,7 @@ def test_a_hello_cut_anywhere_is_refused(listener, stranger):
             assert cut < len(whole)
             sock.sendall(whole[:cut])
             sock.close()
-        until(lambda: listener.refused == 8)
+        wait_until(lambda: listener.refused == 8)
         assert not accepted
 
 
@@ -326,7 +319,7 @@ def test_what_comes_byte_by_byte_is_a_hello_too(listener, greeted):
         assert listener.accept(0) is None
     sock.sendall(bytes([last]))
     accepted = []
-    until(lambda: accepted.append(listener.accept(0)) or accepted[-1])
+    wait_until(lambda: accepted.append(listener.accept(0)) or accepted[-1])
     assert accepted[-1][1] == HELLO
     connecting.check(sock.recv(32))
     accepted[-1][0].close()
@@ -354,8 +347,8 @@ def test_ours_get_through_among_many_who_say_nothing(listener, stranger):
         silent = [stranger() for _ in range(300)]
         for number in range(10):
             connect(listener, {"number": number}).close()
-        until(lambda: len(accepted) == 10)
-        until(lambda: listener.refused == 300 + 1 - 64)
+        wait_until(lambda: len(accepted) == 10)
+        wait_until(lambda: listener.refused == 300 + 1 - 64)
         assert all(is_closed(sock) for sock in silent[:200])
 
 
@@ -364,7 +357,7 @@ def test_many_who_come_do_not_keep_accept_from_returning(listener, stranger):
     assert listener.accept(0) is None
     greeted = sum(map(is_readable, strangers))
     assert greeted <= wire.ACCEPTED_AT_ONCE
-    until(
+    wait_until(
         lambda: listener.accept(0) is None and all(map(is_readable, strangers))
     )
 
@@ -372,7 +365,9 @@ def test_many_who_come_do_not_keep_accept_from_returning(listener, stranger):
 def test_all_workers_of_a_job_may_come_at_once(listener, stranger):
     # All connect before the first hello.
     workers = [stranger() for _ in range(300)]
-    until(lambda: listener.accept(0) is None and all(map(is_readable, workers)))
+    wait_until(
+        lambda: listener.accept(0) is None and all(map(is_readable, workers))
+    )
     for sock in workers:
         say_hello(sock)
     accepted = [listener.accept(SECONDS) for _ in workers]
@@ -385,7 +380,7 @@ def test_all_workers_of_a_job_may_come_at_once(listener, stranger):
 def test_who_makes_room_for_others_is_told_to_come_again(listener, stranger):
     listener._most_handshakes = 1
     first, _ = stranger(), stranger()
-    until(lambda: listener.accept(0) is None and listener.refused == 1)
+    wait_until(lambda: listener.accept(0) is None and listener.refused == 1)
     hello = handshake.Connecting(TOKEN, HELLO)
     with contextlib.suppress(ConnectionError):
         first.sendall(hello.answer(first.recv(32)))

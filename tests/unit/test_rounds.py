@@ -109,5 +109,5 @@ def test_a_copy_trains_in_rounds_of_its_own(copied):
     other = copied(optimizer)
     for _ in range(2):
         other.apply([tf.constant([1.0])], [weight])
-    # Half of the two steps, from where the round began.
+    # Half of the two steps is added to the weight at the round's begin.
     np.testing.assert_allclose(weight, [0.99 - 0.01], rtol=1e-6)

@@ -115,7 +115,7 @@ def test_loads_after_the_job():
 
 
 def test_is_cut_anew_without_states():
-    """As a worker of an elastic job does before its first commit."""
+    """A worker of an elastic job has no states before its first commit."""
     optimizer = tfring.DistributedOptimizer("sgd", shard_states=True)
     trained(optimizer)
     optimizer._cut_anew(None)
@@ -144,7 +144,7 @@ def test_a_state_of_another_model_is_refused():
 
 
 def test_weights_are_gathered_into_all_ranks_alike():
-    """A share has a value during an update alone."""
+    """A share has a value only during an update."""
     optimizer = tfring.DistributedOptimizer("sgd", shard_states=True)
     trained(optimizer)
     share = optimizer._tfring_layout.shares[0]

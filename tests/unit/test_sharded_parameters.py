@@ -119,7 +119,7 @@ def test_other_ranks_have_other_shares(initialized, monkeypatch, jit_compile):
     np.testing.assert_array_equal(
         cut.stored.numpy(), whole.ravel()[cut.begin :]
     )
-    # What was traced for the earlier ranks would read shares of others.
+    # A function that was traced for the earlier ranks would read wrong shares.
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="the ranks have changed since"
     ):

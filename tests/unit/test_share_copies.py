@@ -48,9 +48,9 @@ def test_copies_are_on_other_machines(nodes, holders):
     [
         ([], set()),
         ([2], {2}),
-        # A machine.
+        # Both ranks of a machine leave.
         ([2, 3], {2, 3}),
-        # Rank 2 has the copy of rank 0's shards, and the other way round.
+        # Ranks 0 and 2 hold the copies of each other's shards.
         ([0, 2], {0}),
         ([0, 1, 2, 3], {0, 1}),
     ],
@@ -72,7 +72,7 @@ def shard_of_four(rank):
 
 
 def found(monkeypatch, *of_ranks):
-    """The copies that ranks tell of; this one has the first ones."""
+    """Finds the newest copies; `of_ranks` are the owners that each rank has."""
     values = {0: [0.0, 1.0, 2.0], 1: [3.0]}
     copies = {
         owner: [ShardCopy(owner, 2, np.float32(values[owner]))]

@@ -75,7 +75,8 @@ def test_other_batches_are_counted_in_elements():
     shared = SharedBatches(batch_size=24, elements=120, batches=None)
     place = shared.taken(3, size=2)
     assert place == (0, 144)
-    # As many elements of all ranks in a step: nothing is to be left out.
+    # A step of three ranks takes as many elements as one of two, so nothing is
+    # left out.
     assert SharedBatches(16, 80, None).find(*place, 0, 3) == (3, None)
     number, cut = SharedBatches(10, 240, None).find(*place, 0, 1)
     assert (number, cut.batch, cut.count) == (14, 14, 4)

@@ -85,6 +85,7 @@ def test_explicit_names_have_the_scope_unless_it_is_ignored(ignored, prefix):
         if operation.type.endswith("Start")
     ]
     assert names[:8] == [f"{prefix}explicit"] * 8
-    # Automatic ones have none: see `unique_name` in tfring/_ops/ordering.py.
+    # Automatic names have no prefix: see `unique_name` in
+    # tfring/_ops/ordering.py.
     counted = [kind + end for kind in of_groups for end in ("", "_1")]
     assert names[8:] == [*counted, "broadcast", "alltoall"]

@@ -1,4 +1,4 @@
-"""Arrays in a temporary file."""
+"""Spool keeps arrays in a temporary file."""
 
 import gc
 

@@ -57,7 +57,7 @@ def test_its_computation_keeps_a_rank():
     [
         pytest.param(([(4, 0.2)] * 20, [(4, 0.0)] * 20), "100%", id="all"),
         pytest.param(
-            # Two parts say nothing, and in one of 18 rank 0 is the last.
+            # In 17 of 18 parts rank 2 is the last; two more parts say nothing.
             (
                 [(2, 0.1)] * 17 + [(2, 0.0), (0, 0.0), (2, 0.1)],
                 [(4, 0.1)] * 18 + [(4, 0.1), (0, 0.0)],

@@ -37,7 +37,7 @@ def test_a_worker_that_waits_for_a_place_need_not_wait(
 
 @pytest.mark.parametrize("attempt", range(20))
 def test_its_children_end(elastic_job, attempt):
-    """Tests a signal before any other work of the child, too."""
+    """The signal may come before the child has done anything."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with termination.goes_with_a_commit():
         readable, writable = os.pipe()

@@ -37,5 +37,5 @@ def test_it_does_nothing_to_one_that_is_in_time():
 def test_it_leaves_no_process():
     with watchdog.ends_this_process(100, ""):
         pass
-    # Any child would be there to wait for.
+    # No child is left that could be waited for.
     assert ctypes.CDLL(None).waitpid(-1, None, 1) == -1

@@ -25,7 +25,7 @@ _ATTRIBUTES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }
 
-# What begins the key of an array of a callback.
+# The prefix of the keys of callbacks' arrays.
 _WEIGHTS = "callbacks"
 
 
@@ -96,8 +96,8 @@ def set_weights(callbacks: Iterable[Any], key: str, weights: list[Any]) -> None:
 def _by_key(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yields the callbacks with a state, and a key of each.
 
-    It is a class and a number among the callbacks of that class: on other ranks
-    other callbacks may be between them.
+    The key is a class and a number among the callbacks of that class, because
+    other ranks may have other callbacks between them.
     """
     counts: Counter[str] = Counter()
     for callback in callbacks:

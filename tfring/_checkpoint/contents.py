@@ -1,10 +1,10 @@
-"""What a checkpoint has of a training, and which rank writes what.
+"""The contents of a checkpoint, and which rank writes what.
 
-| rule  | of                          | a job with other ranks takes    |
+| rule  | of                          | another number of ranks restores|
 |-------|-----------------------------|---------------------------------|
 | ALIKE | weights, optimizer states   | the value, which one rank has   |
 |       |                             | written                         |
-| SHARD | states with `shard_states`, | the whole, cut anew             |
+| SHARD | states with `shard_states`, | the whole value, sharded again  |
 |       | tables of ShardedEmbedding, |                                 |
 |       | parameters                  |                                 |
 | MEAN  | accumulated gradients,      | the mean, which keeps their sum |
@@ -16,7 +16,7 @@
 |       | random generators           |                                 |
 | OWN   | local variables             | nothing: it is refused          |
 
-On as many ranks as before each rank takes what it has written itself.
+On the same number of ranks, each rank restores what it has written itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tfring._state.weights import variable_name
 
 
 class Rule(enum.Enum):
-    """See the table above. The values are in manifests."""
+    """The rules of the table above. Manifests contain the values."""
 
     ALIKE = "alike"
     SHARD = "shard"
@@ -76,11 +76,11 @@ class Item:
     Attributes:
         key: Its name in the part. It does not depend on names that Keras
             numbers by process.
-        rule: Who writes it and who takes it.
+        rule: Which ranks write it and which restore it.
         name: The variable's name, for users and messages.
         value: Returns its value.
-        assign: Takes a value, of this rank's if it is a shard.
-        shard: The shard that it is, or None.
+        assign: Assigns a value; for a shard, the elements of this rank.
+        shard: The item's shard, or None if it is not sharded.
     """
 
     key: str
@@ -91,7 +91,7 @@ class Item:
     shard: Shard | None = None
 
     def describe(self, value: Any) -> dict[str, Any]:
-        """Returns what a manifest says of it and of this rank's value."""
+        """Returns the manifest's entry for the item and this rank's value."""
         described = {
             "key": self.key,
             "rule": self.rule.value,
@@ -114,21 +114,22 @@ def items_of_model(
     optimizers: Sequence[Any],
     saved: Mapping[str, Any] | None = None,
 ) -> list[Item]:
-    """Returns what a training of a Keras model consists of.
+    """Returns the items of the state of a Keras model's training.
 
     Args:
         model: A Keras model that has been built.
         optimizers: Its optimizers, or others that train it; built.
         saved: `Saved.items()` of a checkpoint that is to be restored. Variables
-            that the first step would make are made, if they are among these.
+            that only the first step would make are made now if the checkpoint
+            has them.
 
     Raises:
-        NotImplementedError: Some of it cannot be saved.
+        NotImplementedError: A part of the state cannot be saved.
     """
     for optimizer in optimizers:
         _check_optimizer(optimizer)
     local = [local for each in optimizers for local in local_variables_of(each)]
-    # Ranks drift apart in moving statistics, and in rounds in their momenta.
+    # Moving statistics differ between ranks, and so do momenta in rounds.
     apart = {
         id(variable)
         for layer in model._flatten_layers()
@@ -208,7 +209,7 @@ def _ranks_of_tapes(saved: Mapping[str, Any]) -> list[int]:
 
 
 def items_of_variables(variables: Iterable[Any]) -> list[Item]:
-    """Returns further variables of a user's, such as counters."""
+    """Returns a user's further variables, such as counters."""
     return _items(
         {"variables": variables},
         lambda variable: _RULE_OF_KIND[kind_of(variable)],
@@ -216,7 +217,7 @@ def items_of_variables(variables: Iterable[Any]) -> list[Item]:
 
 
 def _random_items(model: Any) -> list[Item]:
-    """Returns TensorFlow's global generator, and those of layers."""
+    """Returns TensorFlow's global random generator, and those of layers."""
     states = {
         "random-generator": [tf.random.get_global_generator().state],
         "generators": [
@@ -232,7 +233,7 @@ def _random_items(model: Any) -> list[Item]:
 def _items(
     groups: Mapping[str, Iterable[Any]], rule_of: Callable[[Any], Rule]
 ) -> list[Item]:
-    """Returns an item for each variable, once where it is in two groups."""
+    """Returns one item for each variable, even if it is in two groups."""
     seen: set[int] = set()
     items = []
     for group, variables in groups.items():
@@ -266,7 +267,7 @@ def _items(
 
 
 def _reader(variable: Any) -> Callable[[], tf.Tensor]:
-    # In its own dtype, under any policy of mixed precision.
+    # Read the variable's own dtype, whatever the policy of mixed precision.
     return lambda: tf.convert_to_tensor(inner_variable(variable))
 
 
@@ -320,13 +321,13 @@ def own_items(
 ) -> list[int]:
     """Returns the numbers of the items that a rank writes.
 
-    Those that are alike on all ranks are shared out by their sizes, so that
-    each rank writes about as many bytes. All ranks come to the same result. If
-    several ranks have the same shard, they take turns.
+    Items that are equal on all ranks are divided by size, so that all ranks
+    write about equally many bytes. All ranks compute the same division. Ranks
+    with the same shard take turns.
 
     Args:
         items: The items of all ranks, which are the same.
-        values: Their values, in that order.
+        values: The items' values, in the same order.
         rank: The rank.
         size: The number of ranks.
     """

@@ -1,10 +1,10 @@
-"""Has all ranks save together, and learn together that all have.
+"""Lets all ranks save together, and learn together that all have saved.
 
 Note [Two phases]: after the copy in memory each rank's thread writes its part.
 When all threads are done, the ranks exchange the names, sizes and checksums of
 their files, and rank 0's thread writes the manifest. When that is done, the
 ranks exchange whether it has gone well. The threads call no collectives: all
-ranks come to the end of a phase in the same step, since they vote on it.
+ranks end a phase in the same step, because they vote on it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Writing(NamedTuple):
         step: The step.
         is_manifest: True in the second phase; see Note [Two phases].
         future: What this rank's thread does; None if it has nothing to do.
-        parts: What the manifest says of each rank's part, but for its files.
+        parts: What the manifest says of each rank's part, except its files.
     """
 
     number: int
@@ -74,10 +74,10 @@ class Coordinator:
 
     Args:
         folder: The folder.
-        schedule: When they are due.
-        signals: Which signals ask for one.
-        keep: How many remain.
-        strict: True if one that cannot be written is an error.
+        schedule: When checkpoints are due.
+        signals: Which signals ask for a checkpoint.
+        keep: How many complete checkpoints are kept.
+        strict: True if a checkpoint that cannot be written is an error.
         requeues: True if Slurm shall start the job again after a signal.
     """
 
@@ -115,8 +115,8 @@ class Coordinator:
         Args:
             step: How many steps there have been.
             items: What the training consists of.
-            goes_on: True if the training goes on with other ranks. What they
-                were writing is given up, and due again.
+            goes_on: True if the training goes on with other ranks. An
+                unfinished checkpoint is given up, and is due again.
         """
         known = {
             "number": max(self._folder.next_number(), self._number),
@@ -124,7 +124,8 @@ class Coordinator:
             "was writing": self._writing is not None,
         }
         everyones = gather_json(known, name="checkpoint/begin")
-        # A number that no rank has used: the thread of a rank may still write.
+        # Take a number that no rank has used: a rank's thread may still be
+        # writing.
         self._number = max(each["number"] for each in everyones)
         self._writing = None
         self._signal = 0
@@ -147,7 +148,7 @@ class Coordinator:
     def vote(self, step: int, *, is_last: bool = False) -> Wish:
         """Has the ranks agree at the end of a step, or of an epoch.
 
-        Collective, in the steps in which the ranks have agreed to.
+        Collective, in the steps on which the ranks have agreed.
 
         Args:
             step: How many steps there have been.
@@ -185,7 +186,7 @@ class Coordinator:
         extras: Mapping[str, Any],
         states: Mapping[str, Any],
     ) -> None:
-        """Has the threads copy the training's state and write it. Collective.
+        """Lets the threads copy the training's state and write it. Collective.
 
         The training may go on at once; see `host_copy`.
 
@@ -194,7 +195,7 @@ class Coordinator:
             items: What the training consists of.
             extras: Further arrays of this rank, and tensors of variants, by
                 their keys.
-            states: What this rank has besides, as JSON holds it.
+            states: Further state of this rank, as JSON values.
         """
         self.wait()
         values = [item.value() for item in items]
@@ -338,17 +339,17 @@ class Coordinator:
         return ASKS_FOR_MORE
 
     def let_leave(self) -> None:
-        """Completes the last checkpoint, and has SIGTERM end one worker.
+        """Completes the last checkpoint, and passes on SIGTERM.
 
-        In an elastic job it asks its worker to leave, and the others go on.
-        Collective.
+        In an elastic job the worker that has got SIGTERM then leaves, and the
+        others go on. Collective.
         """
         self.wait()
         self._signal = 0
         self._signals.pass_on(signal.SIGTERM)
 
     def close(self) -> None:
-        """Gives signals their handlers back. What is being written goes on."""
+        """Restores the signals' handlers. Threads go on writing."""
         if runtime.may_grow():
             self._signals.pass_on(signal.SIGTERM)
         self._signals.restore()
@@ -362,5 +363,5 @@ def _outcome(future: Future[Any] | None) -> tuple[Any, str | None]:
         return future.result(), None
     except OSError as error:
         return None, str(error)
-    except Exception as error:  # It must not leave the other ranks waiting.
+    except Exception as error:  # the other ranks must not wait forever
         return None, f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
 """The calls of the file system that checkpoints make, in one class.
 
-Tests take its place, and let a call fail or a machine lose its power.
+Tests replace it to let a call fail or a machine lose its power.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Files:
         return read
 
     def read_variant(self, prefix: Path, name: str) -> tf.Tensor:
-        """Returns a tensor of variants, which NumPy does not have."""
+        """Returns a tensor of variants, a dtype that NumPy lacks."""
         try:
             [value] = tf.raw_ops.RestoreV2(
                 prefix=str(prefix),

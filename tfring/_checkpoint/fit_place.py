@@ -1,4 +1,4 @@
-"""Where a `fit` is in its data, and where a later one goes on.
+"""The place of a `fit` in its data, from which a later `fit` continues.
 
 | data of `fit`                           | a place is                        |
 |-----------------------------------------|-----------------------------------|
@@ -10,9 +10,9 @@
 | other `tf.data`                         | the batches that this rank has    |
 |                                         | taken                             |
 
-A place in data that all ranks share holds for any number of ranks. On as many
-ranks as before, the iterator of a `tf.data.Dataset` is restored, if its state
-could be saved; else it reads the batches again up to the place.
+A place in data that all ranks share holds for any number of ranks. On the same
+number of ranks, the iterator of a `tf.data.Dataset` is restored if its state
+could be saved. Otherwise the batches up to the place are read again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class FitPlace:
     Attributes:
         epoch: The epoch.
         batch: How many of its steps are done.
-        goes_on: True if the epoch goes on where the ranks were, and these are
-            as many as before, so that each has its own metrics.
+        goes_on: True if the epoch goes on where the ranks were, and their
+            number is the same, so that each has its own metrics.
     """
 
     def __init__(self, given: LastInFit, steps: int | None) -> None:
@@ -139,7 +139,7 @@ class FitPlace:
             return
         self._read = batch
         if place["steps"] != self._steps:
-            # As many elements of the epoch are done.
+            # Count batches of this job's size for the same number of elements.
             self.batch *= place["elements in a step"]
             self.batch //= shared.batch_size * size
 
@@ -183,7 +183,7 @@ class FitPlace:
         self.epoch, self.batch = next_epoch, 0
 
     def describe(self) -> dict[str, Any]:
-        """Returns the place as JSON holds it."""
+        """Returns the place as a JSON value."""
         taken: Any = None
         elements = None
         if self._given.data is not None:

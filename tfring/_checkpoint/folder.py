@@ -7,11 +7,11 @@
 
 Note [Whole or not there]: a checkpoint exists once its manifest does. Each rank
 writes its part, and syncs the part's files and the folder that has their names.
-Only when all ranks have said so is the manifest written under another name,
-synced, renamed, and the folder synced again. So a process or a machine may stop
-at any byte: the manifest is not there yet, or all that it lists is on the disk.
-Checkpoints have numbers that grow, and no number is used twice, so that nothing
-of an interrupted checkpoint is taken for a part of a later one.
+When all ranks have reported that, the manifest is written under another name,
+synced and renamed, and the folder is synced again. So a process or a machine
+may stop at any byte: either there is no manifest yet, or all files that it
+lists are on the disk. Checkpoints are numbered, and no number is used twice, so
+no part of an interrupted checkpoint is taken for a part of a later one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FOLDER_NAME = re.compile(r"checkpoint-(\d{8})")
 
 
 class PartFile(NamedTuple):
-    """What a manifest says of a file of a part."""
+    """A manifest's entry for a file of a part."""
 
     name: str
     size_bytes: int
@@ -212,7 +212,7 @@ class Folder:
         self._files.remove_folder(folder)
 
     def remove_old(self, newest: int, keep: int) -> None:
-        """Removes all but the newest checkpoints, and what is incomplete.
+        """Removes all but the newest checkpoints, and incomplete ones.
 
         Args:
             newest: The number of the last one, which is complete.

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 Array = np.ndarray[Any, Any]
-# TensorFlow wants its tensors at such addresses.
+# TensorFlow requires this alignment of tensors.
 _ALIGNMENT_BYTES = 64
 
 
@@ -32,14 +32,14 @@ class HostCopy:
         self._memory = np.empty(0, np.uint8)
 
     def reserve(self, size_bytes: int) -> None:
-        """Has at least so much memory, with its pages in place."""
+        """Allocates at least this much memory, with its pages touched."""
         if size_bytes > self._memory.size:
-            self._memory = np.zeros(0, np.uint8)  # The old one goes first.
+            self._memory = np.zeros(0, np.uint8)  # Free the old memory first.
             self._memory = _aligned(size_bytes)
             self._memory.fill(0)
 
     def take(self, arrays: dict[str, Array]) -> dict[str, tf.Tensor]:
-        """Copies arrays, and takes each from the dictionary when it is copied.
+        """Copies arrays, and removes each from the dictionary afterwards.
 
         Returns:
             The copies, which are valid until the next call.
@@ -58,7 +58,7 @@ class HostCopy:
 
 
 def needed_bytes(sizes: Iterable[int]) -> int:
-    """Returns how much memory arrays of such sizes need, in bytes."""
+    """Returns how many bytes arrays of these sizes need."""
     return sum(
         -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes
     )
@@ -71,9 +71,10 @@ def _aligned(size_bytes: int) -> Array:
 
 
 def host_array(value: tf.Tensor) -> Array:
-    """Returns a tensor's own memory as an array, where that can be.
+    """Returns a tensor as an array, without a copy where possible.
 
-    It is a copy if the tensor is on a GPU or its dtype does not allow it.
+    A tensor on a GPU is copied, and so is one whose dtype NumPy lacks, except
+    bfloat16.
     """
     if value.dtype == tf.bfloat16:
         bits = np.asarray(tf.bitcast(value, tf.uint16))

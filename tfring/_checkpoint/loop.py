@@ -26,21 +26,21 @@ _PLACE = "tfring_checkpoint_place"
 
 
 class Checkpoint:
-    """Saves the training of a loop now and then, and goes on from it.
+    """Saves the state of a training loop periodically, and continues from it.
 
-    It is `tfring.callbacks.Checkpoint` for a loop without `fit`: the same files
-    and the same rules. The place in the data is the loop's: it counts with
-    `step` and `end_epoch`, and after `restore` skips the `batch` first batches
-    of `epoch`, in an order that is a function of the epoch. `taken` is a place
-    for any number of ranks, for `tfring.data.shard(..., seed=epoch, skip=taken
-    * batch_size)`.
+    This is `tfring.callbacks.Checkpoint` for a loop without `fit`, with the
+    same files and rules. The loop keeps its own place in the data: it counts by
+    `step` and `end_epoch`, and after `restore` it skips the first `batch`
+    batches of `epoch`, whose order must be a function of the epoch. `taken` is
+    a place for any number of ranks, for example for `tfring.data.shard(...,
+    seed=epoch, skip=taken * batch_size)`.
 
-    A `tf.data.Iterator` is at its place after `restore`, also in an order that
-    no seed gives again, if as many ranks go on. On other ranks it stays where
-    it is, and a warning says so.
+    On the same number of ranks, `restore` moves a `tf.data.Iterator` to its
+    place, even if its order has no seed. On another number of ranks the
+    iterator stays where it is, and a warning says so.
 
     In a loop of `tfring.elastic.run` pass the state, and call `restore` in the
-    function itself. The state then has the place, too. `step` and `end_epoch`
+    function itself. The state then keeps the place, too. `step` and `end_epoch`
     commit it, so the loop needs no commits of its own.
 
     Args:
@@ -48,7 +48,7 @@ class Checkpoint:
         model: A Keras model that has been built.
         optimizer: Its optimizer; by default that of `model.compile`, and those
             in the model's attributes.
-        variables: Further variables, alike on all ranks.
+        variables: Further variables, equal on all ranks.
         every_steps: See `tfring.callbacks.Checkpoint`.
         every_minutes: See `tfring.callbacks.Checkpoint`.
         keep: See `tfring.callbacks.Checkpoint`.
@@ -70,8 +70,8 @@ class Checkpoint:
 
     Raises:
         TypeError: An argument has another type.
-        ValueError: An argument is none of these, the model has not been built,
-            or there is a `state` beside an `iterator`.
+        ValueError: An argument has an invalid value, the model has not been
+            built, or both `iterator` and `state` are given.
 
     Example:
 
@@ -156,7 +156,7 @@ class Checkpoint:
             state._add(_PLACE, {})
 
     def restore(self) -> bool:
-        """Goes on from the newest checkpoint that is whole, and begins.
+        """Restores the newest complete checkpoint, and starts saving.
 
         Call it once before the loop, after a broadcast of variables. In a
         function of `tfring.elastic.run` call it at each start: after a commit
@@ -186,7 +186,7 @@ class Checkpoint:
                 self._saver.go_on(self._items(), place["step"])
                 self._take(place)
                 return True
-        self._iterator_state()  # It raises an error before the training.
+        self._iterator_state()  # Raises now if the state cannot be saved.
         saved = self._saver.find(is_elastic=self._state is not None)
         items = self._items(None if saved is None else saved.items())
         self._saver.begin(items, saved)
@@ -237,7 +237,7 @@ class Checkpoint:
         self.batch = place["batch"] if is_same else 0
 
     def _note_place(self) -> None:
-        """Has the next commit of the state hold the place."""
+        """Makes the place a part of the state's next commit."""
         if self._state is not None:
             setattr(self._state, _PLACE, self._place())
 
@@ -301,7 +301,7 @@ class Checkpoint:
     def _end_step(self, *, is_last: bool) -> None:
         self._note_place()
         if self._state is not None:
-            # A commit changes accumulated gradients, and so it comes first.
+            # Commit first, because a commit changes accumulated gradients.
             self._state.commit()
         in_a_round = are_in_a_round(self._model.variables)
         self._saver.end_step(

@@ -1,4 +1,4 @@
-"""Has Slurm start a job again that has saved."""
+"""Makes Slurm start a job again after it has saved."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SECONDS = 60.0
 
 
 def requeue() -> str:
-    """Runs `scontrol requeue` for this job; says what has come of it.
+    """Runs `scontrol requeue` for this job; returns the outcome in words.
 
-    One rank calls it, when the checkpoint is complete: Slurm ends the job by
-    it. It raises nothing, because the checkpoint is there in any case.
+    One rank calls it when the checkpoint is complete, because Slurm then ends
+    the job. A failure is not raised: the checkpoint is complete anyway.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if not job:

@@ -1,4 +1,4 @@
-"""Which checkpoint a job goes on from, and how its values are assigned."""
+"""Finds the checkpoint a job continues from, and assigns its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfring._state.seeds import folded
 from tfring._state.splits import Flat, Split, Strided
 
 _Array = np.ndarray[Any, Any]
-# What a manifest says of the shard that an item is.
+# The keys of a manifest that describe an item's shard.
 _CUT = ("size", "number", "ranges")
 
 
@@ -52,15 +52,15 @@ class Saved:
         return str(self.folder.of_number(self.number))
 
     def ranks_with(self, key: str) -> dict[int, dict[str, Any]]:
-        """Returns what the manifest says of an item, by rank."""
+        """Returns the manifest's entries for an item, by rank."""
         return self._places.get(key, {})
 
     def items(self) -> dict[str, dict[str, Any]]:
-        """Returns what the manifest says of each item, by its key."""
+        """Returns the manifest's entry for each item, by its key."""
         return {key: ranks[min(ranks)] for key, ranks in self._places.items()}
 
     def of_rank(self, rank: int, name: str) -> Any:
-        """Returns a state that is no tensor: this rank's, or rank 0's."""
+        """Returns a state that is not a tensor: this rank's, or rank 0's."""
         parts = {part["rank"]: part for part in self.manifest["parts"]}
         return parts[rank if self.size == runtime.size() else 0][name]
 
@@ -88,7 +88,7 @@ class Saved:
 
 
 def _number(described: Mapping[str, Any], rank: int) -> int:
-    """Returns which shard an item is, which an older manifest does not say."""
+    """Returns the number of an item's shard; older manifests lack it."""
     number: int = described.get("number", rank)
     return number
 
@@ -163,10 +163,10 @@ def _parts_to_check(folder: Folder, number: int) -> range | None:
 def restore(saved: Saved, items: Sequence[Item]) -> None:
     """Assigns the values of a checkpoint.
 
-    Every rank calls it; it is no collective.
+    Every rank calls it, but it is not collective.
 
     Raises:
-        ValueError: The training is another one than the checkpoint's.
+        ValueError: The checkpoint is of another training.
     """
     rank, size = runtime.rank(), runtime.size()
     takers: Mapping[Rule, Callable[[Saved, Item, int, int], None]] = {

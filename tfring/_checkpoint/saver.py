@@ -31,8 +31,8 @@ class Settings:
     """The arguments of a checkpoint, of `fit` or of a loop.
 
     Raises:
-        TypeError: One is of another type.
-        ValueError: One is none of the values it may have.
+        TypeError: An argument is of another type.
+        ValueError: An argument has an invalid value.
     """
 
     folder: str | Path
@@ -92,8 +92,8 @@ class Saver:
 
     Attributes:
         step: How many steps there have been, since the first start.
-        training: What trains, such as "model.fit". It cannot go on from the
-            place in the data of another.
+        training: The kind of training, such as "model.fit". It cannot continue
+            from the place in the data of another kind.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class Saver:
         """Saves now. Collective.
 
         Args:
-            items: What the training consists of.
-            place: The place in the data, as JSON holds it.
+            items: The items of the training's state.
+            place: The place in the data, as a JSON value.
             callbacks: The callbacks that may have a state.
             config: The model as JSON, of rank 0.
             iterator: The state of this rank's iterator of `tf.data`.
@@ -222,7 +222,7 @@ class Saver:
         self._coordinator.wait()
 
     def close(self) -> None:
-        """Gives signals their handlers back."""
+        """Restores the signals' handlers."""
         self._coordinator.close()
 
 

@@ -18,12 +18,12 @@ class Schedule:
     """When this rank wants a checkpoint; the ranks then agree.
 
     Args:
-        every_steps: How many steps there are from one to the next, or None.
-        every_minutes: How long it is from one to the next, or None.
+        every_steps: The number of steps between checkpoints, or None.
+        every_minutes: The time between checkpoints, or None.
         clock: Returns the time in seconds.
 
     Attributes:
-        last_step: The step of the last checkpoint, or where it began to count.
+        last_step: The step of the last checkpoint, or the first counted step.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Schedule:
         self._voted_at = (step, self._clock())
 
     def is_due_by_steps(self, step: int) -> bool:
-        """Tells if one is due; all ranks come to the same result."""
+        """Tells if a checkpoint is due; all ranks get the same result."""
         return (
             self._every_steps is not None
             and step - self.last_step >= self._every_steps
         )
 
     def is_due_by_time(self) -> bool:
-        """Tells if one is due by this rank's clock."""
+        """Tells if a checkpoint is due by this rank's clock."""
         return (
             self._every_minutes is not None
             and self._clock() - self._last_at >= 60 * self._every_minutes
@@ -99,7 +99,7 @@ class Signals:
             self._before.setdefault(number, signal.signal(number, self._note))
 
     def restore(self) -> None:
-        """Gives the signals the handlers that they had before."""
+        """Restores the signals' previous handlers."""
         for number, handler in self._before.items():
             signal.signal(
                 number, signal.SIG_DFL if handler is None else handler
@@ -107,7 +107,7 @@ class Signals:
         self._before.clear()
 
     def pass_on(self, number: int) -> None:
-        """Has the handler before take a signal, if this process has got it."""
+        """Passes a signal that this process has got to the previous handler."""
         if self.received != number:
             return
         self.received = 0

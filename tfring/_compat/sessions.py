@@ -1,6 +1,6 @@
 """Broadcasts for graphs and sessions of TensorFlow 1: `tf.compat.v1`.
 
-The collectives themselves need nothing else there.
+The collectives themselves work there without further support.
 """
 
 from __future__ import annotations

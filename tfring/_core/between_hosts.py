@@ -1,9 +1,9 @@
 """TCP between the ranks of a job that MPI has started.
 
-Note [Without a fabric]: where hosts have no fabric such as InfiniBand, MPI has
-TCP alone. tfring's own connections then carry more of the same link, with less
-CPU time; docs/performance.md has figures. So MPI starts the ranks and exchanges
-their addresses, and the engines use connections of tfring's own.
+Note [Without a fabric]: on hosts without a fabric such as InfiniBand, MPI sends
+by TCP. tfring's own TCP connections use more of the same link, with less CPU
+time; docs/performance.md has figures. So MPI starts the ranks and exchanges
+their addresses, and the engines use tfring's connections.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TcpRanks:
         self._generation = form.generation
 
     def close(self) -> None:
-        """Accepts no more connections."""
+        """Stops accepting connections."""
         self._mesh.close()
 
     def _end(self, error: Exception) -> None:
@@ -79,7 +79,7 @@ def connect(comm: MPI.Intracomm, nodes: Sequence[int]) -> TcpRanks | None:
     token = comm.bcast(make_token())
     _generation = max(comm.allgather(_generation)) + 1
     interface = "0.0.0.0" if len(set(nodes)) > 1 else _LOOPBACK
-    # Nothing else ends a wait of these ranks for each other.
+    # No launcher tells these ranks that a job is over.
     mesh = Mesh(interface, str(comm.rank), token, lambda generation: None)
     address, why = _address(comm, nodes, mesh, token)
     own = Member(
@@ -129,10 +129,10 @@ def _tries_tcp(comm: MPI.Intracomm, nodes: Sequence[int], wish: str) -> bool:
 def _address(
     comm: MPI.Intracomm, nodes: Sequence[int], mesh: Mesh, token: str
 ) -> tuple[str, str]:
-    """Returns this rank's address for the others, or why it has none.
+    """Returns this rank's address for the others, or the reason it has none.
 
-    A rank takes the address from which it reaches rank 0. On rank 0's node it
-    is the one at which rank 0 was reached.
+    A rank takes the address from which it reaches rank 0. A rank on rank 0's
+    node takes the address at which another node has reached rank 0.
     """
     if len(set(nodes)) == 1:
         return _LOOPBACK, ""
@@ -152,7 +152,7 @@ def _address(
 def _way_to(
     choices: Sequence[tuple[str, int]], token: str
 ) -> tuple[tuple[str, str] | None, str]:
-    """Returns this rank's address and rank 0's, or why there is no way."""
+    """Returns this rank's address and rank 0's, or why it cannot reach it."""
     why = "rank 0 has no IPv4 address"
     for address in choices:
         try:

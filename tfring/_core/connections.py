@@ -40,7 +40,7 @@ class Connections:
         self._of_sets: list[_OfSet] = []
 
     def connect(self) -> None:
-        """Connects all ranks. Collective; `start_world` does it otherwise.
+        """Connects all ranks already before `start_world`. Collective.
 
         Raises:
             OSError: A rank cannot be reached.
@@ -113,7 +113,7 @@ class _OfSet:
         self.callback = native.CONNECT(self._call)
 
     def connect_control(self) -> list[int]:
-        """Returns the sockets of the ranks, of which each is taken once."""
+        """Returns the ranks' sockets, each of which the engine takes once."""
         self.control = self.control or self._job.mesh.connect(
             self._job.form, f"{self._name}/0", self._ranks
         )

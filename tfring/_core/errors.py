@@ -58,8 +58,8 @@ class SameDrawsWarning(UserWarning):
 class LossReductionWarning(UserWarning):
     """A compiled loss trains otherwise on several ranks than in one process.
 
-    Its `reduction` is a sum over a batch, or a mean that divides by weights,
-    which the average over the ranks does not go with.
+    Its `reduction` is a sum over a batch, or a mean that divides by weights. An
+    average of these over the ranks is not the loss of all ranks' batches.
 
     Rank 0 gives it where a model with a distributed optimizer begins to train.
     If warnings are errors, every rank raises it.

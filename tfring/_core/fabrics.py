@@ -24,7 +24,7 @@ _GPUS = (
     Path("/sys/class/kfd/kfd/topology/nodes"),
 )
 _SETTING = "OMPI_MCA_btl"
-# What tfring itself chooses, here and in tfringrun.
+# The values that tfring and tfringrun set themselves.
 _OWN_CHOICES = ("^ofi", "^tcp,ofi")
 # Further variables by which users choose Open MPI's transports.
 _CHOICES = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "UCX_TLS")

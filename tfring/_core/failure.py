@@ -61,8 +61,8 @@ def end_job_with_this_process(
 def exit_status() -> int:
     """Returns the status of the `sys.exit` that ends this process, or 0.
 
-    The status of a bare `raise SystemExit(3)` is unknown here: Python tells
-    nobody before the process ends.
+    The status of a bare `raise SystemExit(3)` is unknown here: Python does not
+    report it before the process ends.
     """
     return _exit_status
 
@@ -101,7 +101,7 @@ def wait_until_read(*descriptors: int) -> None:
 
     A rank's messages reach the launcher by pipes, and an abort by another path.
     If both wait, the launcher reads the abort first, and other messages precede
-    those of the failed rank.
+    the failed rank's messages.
     """
     deadline = time.monotonic() + _READ_SECONDS
     while any(map(_unread_bytes, descriptors)):

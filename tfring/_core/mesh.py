@@ -234,7 +234,7 @@ class Mesh:
             channel.send({"why": why})
 
     def close(self) -> None:
-        """Accepts no more connections, within a second."""
+        """Stops accepting connections, within a second."""
         self._is_closed = True
 
     def _accept(self) -> None:

@@ -18,7 +18,7 @@ from tfring._core.errors import NotInitializedError
 class Statistics:
     """Statistics of this rank, which only grow: see `tfring.statistics`.
 
-    The bytes sent and the waits for input are counted from the begin of the
+    The bytes sent and the waits for input are counted from the beginning of the
     process. The other figures are counted from the first call of
     `tfring.statistics` on, or from `init` with the setting
     `TFRING_METRICS_PORT`.
@@ -33,9 +33,9 @@ class Statistics:
         exposed_seconds: The part of it while an operation waited for a result.
         waits: How often an operation waited for a result.
         stalls: Reports of a collective that some ranks have not called.
-        steps: How often the name of a collective has come again. A step is
-            what lies in between: so it is the number of steps, in a training
-            that reduces each gradient once.
+        steps: How often the name of a collective has come again. In a training
+            that reduces each gradient once per step, that is the number of
+            steps.
         sent_bytes: By kind, the bytes that this rank has sent to other ranks:
             "allreduce", "allgather", "broadcast", "reducescatter", "alltoall",
             "adasum", and "control" for the ranks' negotiation, heartbeats and
@@ -75,14 +75,14 @@ def start_counting() -> None:
 
 
 def stop_counting() -> None:
-    """Takes one call of `start_counting` back."""
+    """Undoes one call of `start_counting`."""
     native.capi().tfring_statistics_stop()
 
 
 def statistics() -> Statistics:
     """Returns how much this rank has sent, and how long collectives took.
 
-    The difference of two results is for the time between the calls. Each rank
+    The difference of two results covers the time between the calls. Each rank
     has its own figures. Any rank may call this at any time, because nothing is
     sent. The figures include all process sets, and the earlier jobs of this
     process.
@@ -254,8 +254,8 @@ class Server:
     def __init__(self, address: str, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        # A registry of its own: the process's has figures of Python and the
-        # script.
+        # Use a registry of its own: the default one has figures of Python and
+        # the script.
         registry = CollectorRegistry()
         registry.register(_Figures())
         self._http, self._thread = start_http_server(port, address, registry)

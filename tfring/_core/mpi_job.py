@@ -31,7 +31,7 @@ class MpiJob(Job):
         topology: Topology,
         tcp: TcpRanks | None = None,
     ) -> None:
-        """Takes the communicator over.
+        """Takes ownership of the communicator.
 
         `tcp` has the connections that the engines use in place of MPI.
         """

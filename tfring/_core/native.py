@@ -77,7 +77,7 @@ def elastic_variable(name: str) -> str:
 
 
 def is_tcp_job() -> bool:
-    """Tells whether the ranks meet at a launcher by TCP, without MPI.
+    """Tells whether the ranks connect to a launcher by TCP, without MPI.
 
     These are elastic jobs, and jobs in which a program or an engine starts a
     function.

@@ -1,4 +1,4 @@
-"""A job whose ranks meet at a launcher: an object for each generation.
+"""A job whose ranks connect to a launcher: an object per generation.
 
 An elastic job has a generation for each change of its ranks. A job with fixed
 ranks has one generation, unless all ranks call `tfring.init` again.

@@ -19,7 +19,7 @@ from tfring._core import clocks, trace
 from tfring._core.tcp_job import TcpJob
 from tfring.rendezvous import wire
 
-# The most time between two messages of a rank.
+# The longest time between two messages of a rank.
 _ANSWER_SECONDS = 30.0
 # How long a rank waits for rank 0, which may have to save first.
 _FIRST_SECONDS = 600.0

@@ -92,7 +92,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         )
     first = runtime.rank() == 0 and not runtime.is_beside()
     path = os.fspath(file_path)
-    # Check now, and not after hours of training.
+    # Check before the training, which may take hours.
     if first and not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(
             f"start_timeline: there is no directory for {path!r}."

@@ -47,7 +47,7 @@ def is_row_shard(variable: Any) -> bool:
 class LocalVariables:
     """Variables, and layers that may create their variables later.
 
-    Variables that are row shards always belong to them.
+    Variables that are row shards always belong to the local variables.
     """
 
     def __init__(

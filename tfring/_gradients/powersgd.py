@@ -15,14 +15,15 @@ Note [Two rounds]: the second reduction needs the results of the first one. So a
 step has two chains of starts and dones. The first has left factors, and with
 them the gradients that are reduced whole; it overlaps with backpropagation. The
 second has right factors, and starts when the first has ended. It does not start
-bucket by bucket: under XLA a failed done frees the memory of all that is in
-flight, and waits for its own chain alone. All left factors are usually one
+bucket by bucket: under XLA a failed done frees the memory of everything in
+flight, and waits only for its own chain. All left factors are usually one
 bucket anyway, because they are small.
 
 Note [The first steps]: they also reduce whole gradients, in a conditional after
-the second round. If the conditional had two ways to reduce in it, nothing could
-overlap with backpropagation, as a conditional waits for all its inputs. So only
-the first steps pay for it, with the bytes of the factors and no overlap.
+the second round. If the conditional contained both ways to reduce, nothing
+could overlap with backpropagation, because a conditional waits for all its
+inputs. So only the first steps pay for it, with the bytes of the factors and no
+overlap.
 
 Note [Agreement]: the ranks must take one branch of that conditional, and a new
 rank of an elastic job has counted no steps. So the first round has a number of
@@ -37,11 +38,11 @@ up in its error, from step to step, and cancel only in the sum over all ranks.
 In the end no precision would be left, and the loss of a rank would break the
 sum.
 
-Note [Rows of zeros]: a row of Q with zeros alone would stay so, as it is
-multiplied. After a gradient of zeros, or of a rank lower than Q's, the row of
-the step before is kept. Each row of Q, and each column of P before it is made
-orthonormal, is divided by its largest element: that changes the result by
-rounding only, and squares neither overflow nor vanish.
+Note [Rows of zeros]: a row of zeros in Q would stay a row of zeros, because Q
+is only multiplied. After a gradient of zeros, or of a lower rank than Q's, the
+row of the previous step is kept. Each row of Q, and each column of P before it
+is made orthonormal, is divided by its largest element: that changes the result
+by rounding only, and squares neither overflow nor vanish.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class LowRank:
         return LowRank, (PowerSGD(self._rank, self._start),)
 
     def belong_to(self, compression: PowerSGD) -> None:
-        """Takes the options of `compression`.
+        """Applies the options of `compression`.
 
         Raises:
             ValueError: The state is one of another rank.
@@ -178,7 +179,7 @@ class LowRank:
             self._steps = ResourceVariable(count, trainable=False)
 
     def variables(self, trained: Sequence[Any]) -> dict[str, Any]:
-        """Returns the variables that there are by now, by their names.
+        """Returns the variables made so far, by name.
 
         Args:
             trained: The trained variables, by whose order the names are.
@@ -354,7 +355,7 @@ def _unless_first(
     def whole() -> list[tf.Tensor]:
         gradients = [each.ready for each in matrices.values()]
         results = reduce(gradients, name="gradients/whole")
-        # The chains inside of a conditional are ordered among themselves alone.
+        # The chains inside of a conditional are ordered only among themselves.
         return [*results, handle_before(None)]
 
     results: list[tf.Tensor]

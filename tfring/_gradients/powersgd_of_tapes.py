@@ -14,7 +14,7 @@ from tfring._ops.compression import PowerSGD
 _of_tapes: weakref.WeakKeyDictionary[PowerSGD, LowRank] = (
     weakref.WeakKeyDictionary()
 )
-# The states of a checkpoint, for the compressors that tapes will have.
+# States of a restored checkpoint that no tape's compressor has taken yet.
 _restored: list[LowRank] = []
 
 
@@ -22,7 +22,7 @@ def low_rank_of(compression: PowerSGD) -> LowRank:
     """Returns the state that all tapes with this object share.
 
     Raises:
-        ValueError: A checkpoint has the state of another rank.
+        ValueError: A checkpoint has a state of another low rank.
     """
     if compression not in _of_tapes:
         low_rank = _restored.pop(0) if _restored else LowRank(compression)
@@ -35,8 +35,8 @@ def low_ranks(ranks: Sequence[int] | None) -> list[LowRank]:
     """Returns the states of all tapes that have reduced gradients as factors.
 
     Args:
-        ranks: The ranks of those in a checkpoint that is to be restored, or
-            None. Tapes that there will be get the states that are missing.
+        ranks: The low ranks of the states in a checkpoint that is restored, or
+            None. States that no tape has yet are kept for later tapes.
     """
     found = [each for each in _of_tapes.values() if each.has_state()]
     if ranks is not None:

@@ -1,13 +1,12 @@
-"""Which gradients a distributed tape has reduced before an optimizer sees them.
+"""Notes the gradients that a distributed tape has reduced for an optimizer.
 
 Note [A tape and an optimizer]: a script may use both, although one is enough.
-The average of averages is the same average, but nothing else may be applied
-twice: not the division of a local gradient, nor a sum over the ranks. So a tape
-notes the variables whose gradients it has reduced. It notes variables and not
-tensors, because gradients are often clipped on their way to the optimizer. A
-note in a graph lasts as long as the graph; an eager one lasts until an
-optimizer takes a gradient of the variable, which may be a plain tape's in the
-next step.
+The average of averages is the same average, but the division of a local
+gradient and a sum over the ranks must not be applied twice. So a tape notes the
+variables whose gradients it has reduced. It notes variables and not tensors,
+because gradients are often clipped on their way to the optimizer. A note in a
+graph lasts as long as the graph; an eager one lasts until an optimizer takes a
+gradient of the variable, which may be a plain tape's in the next step.
 """
 
 from __future__ import annotations

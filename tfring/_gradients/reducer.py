@@ -91,8 +91,8 @@ def reduce_shared_gradients(
         options: How they are reduced.
 
     Returns:
-        The averages or sums. `None` stays `None`, and what is not made dense
-        stays `tf.IndexedSlices`.
+        The averages or sums. `None` stays `None`, and `tf.IndexedSlices` that
+        are not made dense stay `tf.IndexedSlices`.
 
     Raises:
         NotImplementedError: `tf.IndexedSlices` have no such reduction, or a

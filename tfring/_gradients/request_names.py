@@ -1,9 +1,9 @@
 """The names of the requests that reduce gradients.
 
 Note [Request names]: ranks find each other's buckets by name, so a name must
-not depend on what else a rank has done: Keras numbers layers and optimizers by
-how many the process has made, and rank 0 may well have made one more. Buckets
-are therefore numbered within the function being traced.
+not depend on what else a rank has done. For example, Keras numbers layers and
+optimizers in each process, and rank 0 may have made one more. Buckets are
+therefore numbered within the function being traced.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 Communication overlaps with backpropagation as in tfring/_gradients/reducer.py,
 which reduces whole gradients. See Note [Shares] in shares.py.
 
-Note [Two buckets in flight]: a rank keeps its shares of the gradients alone
+Note [Two buckets in flight]: a rank keeps only its shares of the gradients
 (ZeRO-2). The start of a bucket waits until the bucket before the last one has
 been reduced, and this rank's share of it copied, so the whole gradients of at
 most two buckets are in flight. Backpropagation waits for starts (see
 overlap.py), so it computes at most the gradients of one bucket meanwhile. With
-two buckets in flight the next one is ready when one has been sent. New weights
-are gathered and assigned in the same way.
+two buckets in flight, the next one is ready as soon as one has been sent. New
+weights are gathered and assigned in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tfring._ops.devices import on_device
 from tfring._ops.ordering import Started, traced_for_xla
 from tfring._ops.reductions import ReduceOp
 
-# See Note [Two buckets in flight]. A chain allows no fewer.
+# See Note [Two buckets in flight]. A chain needs at least two.
 _IN_FLIGHT = 2
 
 
@@ -48,7 +48,7 @@ def scatter_gradients(
     Args:
         gradients: One for each of the layout's variables: a tensor,
             `tf.IndexedSlices`, which are made dense, or None. The gradient of a
-            sharded parameter is the mean of this rank's part already.
+            sharded parameter is already the mean of this rank's part.
         layout: Assigns the shares of the variables to the ranks.
 
     Returns:
@@ -104,7 +104,7 @@ def _made_dense(
 def _scatters(
     dense: Sequence[Any], order: Sequence[int], layout: Layout
 ) -> Iterator[tuple[Bucket, Started]]:
-    """Starts the buckets; the one whose last gradient is ready first leads."""
+    """Starts the buckets in the order in which they become complete."""
     options = layout.options
     ready = {i: position for position, i in enumerate(order)}
     buckets = sorted(
@@ -178,7 +178,7 @@ def gather_shares(
             (layout.variables[i], whole[i]) for i in whole if i in updated
         ):
             variable.assign(value)
-            # To wait for a read is to wait for the assignment before it.
+            # Waiting for this read waits for the assignment.
             assigned.append(inner_variable(variable).read_value())
 
 

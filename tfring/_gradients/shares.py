@@ -52,7 +52,7 @@ _LARGE = 16384
 
 @dataclasses.dataclass(frozen=True)
 class _Cut:
-    """How one variable is shared out.
+    """How one variable is divided into parts.
 
     Attributes:
         shape: The variable's shape.
@@ -347,7 +347,7 @@ class Bucket:
 
 
 class Layout:
-    """How the variables of an optimizer are shared out.
+    """How the variables of an optimizer are divided into shares.
 
     It is the same on all ranks, except for each rank's own shares.
     """
@@ -399,7 +399,7 @@ class Layout:
         return self._ranks[index]
 
     def has_other_parameters(self) -> bool:
-        """Tells whether a sharded parameter has another share by now."""
+        """Tells whether the share of a sharded parameter has been replaced."""
         return any(
             share.parameter is not parameter_share(variable)
             for share, variable in zip(self.shares, self.variables, strict=True)

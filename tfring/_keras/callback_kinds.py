@@ -1,4 +1,4 @@
-"""What callbacks do that ranks must agree on: decide, write, or neither."""
+"""Finds callbacks that decide or write files, which ranks must agree on."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def first_elements(dataset: tf.data.Dataset) -> list[str]:
 def buffer_sizes(dataset: tf.data.Dataset) -> list[int]:
     """Returns the elements of each buffer in a dataset.
 
-    An iterator with other buffers may take a state, and then fail.
+    An iterator with other buffers may accept a state, and fail later.
     """
     try:
         return [

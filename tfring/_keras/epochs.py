@@ -3,11 +3,11 @@
 Note [The place in the data]: the steps of an epoch that were done before are
 enumerated, but not trained. So batches keep their numbers, and the iterator of
 the data is where it was. Arrays and a `PyDataset` skip the data without reading
-it; the iterator of a `tf.data.Dataset` is restored, or reads it again. The
-iterators of its earlier epochs are created again, too, because a reshuffling
-shuffle draws its seeds when an iterator is created. Other ranks may have taken
-a part of the first batch that is trained on: see Note [A step that is taken in
-part] in shared_batches.py.
+them; the iterator of a `tf.data.Dataset` is restored, or reads the data again.
+The iterators of its earlier epochs are created again, too, because a
+reshuffling shuffle draws its seeds when an iterator is created. Other ranks may
+have taken a part of the first batch that is trained on: see Note [A step that
+is taken in part] in shared_batches.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LastInFit(keras.callbacks.Callback):
             which share them out.
         data: The arrays or the `PyDataset` of `fit`; None for other data.
         dataset: The `tf.data.Dataset` of `fit`; None for other data.
-        shared: How that is shared out, or why that is not known.
+        shared: How the dataset is shared out, or why that is not known.
         steps_per_epoch: The argument of `fit`, for a `tf.data.Dataset`.
     """
 

@@ -63,7 +63,7 @@ def load_own_variables(
 
 
 def _without_accumulators(optimizer: Any) -> list[Any]:
-    """Returns an optimizer's variables that are no accumulated gradients."""
+    """Returns an optimizer's variables except accumulated gradients."""
     accumulators = {
         id(variable)
         for each in with_inner(optimizer)
@@ -72,16 +72,16 @@ def _without_accumulators(optimizer: Any) -> list[Any]:
     return [v for v in states_of(optimizer) if id(v) not in accumulators]
 
 
-# What the open contexts of `distributing` do; the innermost is last.
+# The functions of the open `distributing` contexts, innermost last.
 _distributes: list[Callable[[Any], Any]] = []
 
 
 @contextmanager
 def distributing(distribute: Callable[[Any], Any]) -> Iterator[None]:
-    """Distributes optimizers of models that are loaded inside.
+    """Wraps the optimizers of the models that are loaded inside.
 
-    A model is compiled before Keras builds its optimizer and loads the states.
-    So no rank holds whole states of an optimizer that it has a part of.
+    Keras compiles a model before it builds the optimizer and loads the states,
+    so no rank holds whole states of a sharded optimizer.
     """
     _distributes.append(distribute)
     try:
@@ -184,10 +184,10 @@ def save_model(
 def is_memory_sufficient(
     keras_is_sufficient: Callable[[Any], bool], model: Any
 ) -> bool:
-    """Makes Keras write and read a `.keras` file by a temporary file.
+    """Makes Keras write and read a `.keras` file through a temporary file.
 
-    Keras otherwise holds the whole file in memory if the machine has twice as
-    much, and does not know how many ranks the machine has.
+    Otherwise Keras holds the whole file in memory if the machine has twice its
+    size available, whatever the number of ranks on the machine.
     """
     is_sharded = any(shard.size > 1 for shard in shards_of(model))
     return not is_sharded and keras_is_sufficient(model)

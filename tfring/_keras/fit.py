@@ -300,9 +300,9 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
             each.set_params(callback_list.params or {})
             each.set_model(callback_list.model)
     if terms.votes or (decision.gather is not None and decision.in_batches):
-        # Keras may call callbacks from another thread, which it decides by this
-        # rank's callbacks alone. But ranks meet at the end of a batch, so it
-        # must not.
+        # From this rank's callbacks alone, Keras may decide to call callbacks
+        # from another thread. It must not, because ranks synchronize at the end
+        # of a batch.
         callback_list._async_train = False
     callback_list.callbacks = arranged
 

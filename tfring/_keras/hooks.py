@@ -2,9 +2,9 @@
 
 Keras calls no callback where ranks have to agree: before the first callback of
 `fit`, before a loss scale is checked, before a file is opened. So `tfring.init`
-puts functions of tfring's in the place of Keras's, which they call. Each is
-replaced once, so that there is no order among them. They do what Keras does in
-a job of one rank, and to models that tfring does not train.
+replaces functions of Keras by functions of tfring, which call them. Each
+function is replaced once, so no order is needed. In a job of one rank, and for
+models that tfring does not train, the replacements do what Keras does.
 
 tfring's optimizers and callbacks also call or override methods of Keras's that
 are not public. All are in Keras since 3.12, the oldest that tfring takes. A
@@ -40,7 +40,7 @@ class Hook(NamedTuple):
         owner: The class or the module of Keras that has it.
         function: Its name.
         parameters: The names of its first parameters.
-        purpose: What needs it.
+        purpose: The feature that needs it.
         added: The replacement, which gets Keras's function and its arguments.
             None if tfring only calls the function, or overrides it in
             subclasses.
@@ -54,7 +54,7 @@ class Hook(NamedTuple):
 
 
 def _owner_of(function: str) -> Any:
-    """Returns the base class of all Keras models that has a function."""
+    """Returns the base class of all Keras models that defines a function."""
     return next(base for base in keras.Model.__mro__ if function in vars(base))
 
 

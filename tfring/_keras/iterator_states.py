@@ -1,9 +1,9 @@
 """The states of iterators of `tf.data`, for checkpoints.
 
-The state of an iterator is what `tf.train.Checkpoint` writes of it: the place
-in the source, and the elements in the buffers of `shuffle`, `prefetch` and
-their like. It is a tensor of variants, which share the memory of the elements,
-so that taking it costs next to nothing. Its file has all these elements.
+The state of an iterator is what `tf.train.Checkpoint` writes: the place in the
+source, and the elements in the buffers of `shuffle`, `prefetch` and similar
+datasets. It is a tensor of variants that share the memory of the elements, so
+taking it costs next to nothing, but its file holds all these elements.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def state_of(iterator: Any) -> tf.Tensor:
 
 
 def restore(iterator: Any, state: tf.Tensor) -> None:
-    """Moves an iterator to the place of another one of the same dataset.
+    """Restores a state into an iterator of the same dataset.
 
     Raises:
-        ValueError: The state is that of another dataset. The iterator cannot be
-            used any more.
+        ValueError: The state is of another dataset. The iterator cannot be used
+            any more.
     """
     try:
         iterator._restore_from_tensors({_NAME: state})
@@ -63,8 +63,8 @@ class FitIterator:
     """The iterator of the `tf.data.Dataset` of a `fit`.
 
     Attributes:
-        saved: The state to which `begin` moves the iterator; None if it has to
-            read the batches before.
+        saved: The state that `begin` restores; None if `begin` must read the
+            earlier batches instead.
     """
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class FitIterator:
                 not fit the dataset of a later job, and is not saved.
 
         Returns:
-            The iterator from which this epoch's batches are read. It is another
-            one than `batches` if the saved state did not fit the dataset.
+            The iterator from which this epoch's batches are read: a new one in
+            place of `batches` if the saved state did not fit the dataset.
         """
         saved, self.saved = self.saved, None
         if saved is not None:
@@ -150,7 +150,7 @@ class FitIterator:
 
 
 def say_what_is_read_again(count: int) -> None:
-    """Warns on rank 0 of batches that are read, and not trained on."""
+    """Warns on rank 0 that batches are read without training on them."""
     _warn(
         f"{count} batches of the tf.data.Dataset are read again, and not "
         "trained on, which takes as long as its input pipeline needs for "

@@ -1,4 +1,4 @@
-"""Says what helps where a rank has too little memory for a whole model."""
+"""Names the remedy when a rank has too little memory for a whole model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfring._memory.parameters import parameters_of
 
 @contextmanager
 def with_remedy(model: Any = None) -> Iterator[None]:
-    """Adds to TensorFlow's error of a lack of memory what would help.
+    """Adds the remedy to TensorFlow's out-of-memory error.
 
     Args:
         model: The model in use. Nothing is added if its parameters are sharded.
 
     Raises:
-        tf.errors.ResourceExhaustedError: The body has raised it.
+        tf.errors.ResourceExhaustedError: Raised by the body.
     """
     try:
         yield

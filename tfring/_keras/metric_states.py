@@ -36,7 +36,7 @@ def set_state(model: Any, state: State) -> None:
 
 
 def in_shapes(numbers: _Array, shapes: Sequence[Any]) -> list[_Array]:
-    """Cuts a vector into arrays of these shapes, one behind the other."""
+    """Cuts a vector into consecutive arrays of these shapes."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = np.split(numbers, ends[:-1])
     return [

@@ -25,14 +25,15 @@ def has_shards(optimizer: Any) -> bool:
 def saves_models(callback: Any) -> bool:
     """Tells whether a callback saves the model.
 
-    The callbacks of Keras that save have this attribute (BackupAndRestore,
-    ModelCheckpoint, OrbaxCheckpoint), and those of other packages follow them.
+    Keras's callbacks that save (BackupAndRestore, ModelCheckpoint,
+    OrbaxCheckpoint) have this attribute, and callbacks of other packages follow
+    them.
     """
     return hasattr(callback, "save_freq")
 
 
 def keeps_weights(callback: Any) -> bool:
-    """Tells whether a callback of Keras reads all weights in an epoch's end."""
+    """Tells whether a callback of Keras reads all weights at an epoch's end."""
     return isinstance(callback, keras.callbacks.EarlyStopping) and bool(
         callback.restore_best_weights
     )

@@ -90,12 +90,12 @@ def shard_parameters(
         within: The ranks that share parameters out: a process set that this
             rank is in, or "host" for the ranks of each machine ("hybrid
             sharding", HSDP). Parameters are then gathered between these ranks
-            alone. Gradients are reduce-scattered between them, and then each
-            share's is averaged with the other sets. All sets must have equally
-            many ranks; in an elastic job all ranks share parameters out while
-            the machines have different numbers. The ranks with the same share
-            become a process set, which stays until `tfring.shutdown`. Default:
-            all ranks of the job.
+            alone. Gradients are reduce-scattered between them, and then
+            averaged, share by share, with the other sets. All sets must have
+            equally many ranks; in an elastic job all ranks share parameters out
+            while the machines have different numbers of ranks. The ranks with
+            the same share become a process set, which stays until
+            `tfring.shutdown`. Default: all ranks of the job.
 
     Raises:
         NotImplementedError: `within` is a process set, in an elastic job.
@@ -276,7 +276,7 @@ class ShardedVariable(keras.Variable):
 
     def _keep_share(self, initializer: Any, group: ParameterGroup) -> None:
         with tf.init_scope():
-            # Only this parameter is whole meanwhile.
+            # While a model is built, only this parameter is whole.
             whole = initializer(self.shape, dtype=self._dtype)
             whole = tf.cast(whole, self._dtype)
             self._cut(lambda *part: copied_range(whole, *part), group)
@@ -284,7 +284,7 @@ class ShardedVariable(keras.Variable):
     def _cut(
         self, elements: Callable[[int, int], Any], group: ParameterGroup
     ) -> None:
-        """Keeps the share of these ranks of the `elements` in a range."""
+        """Keeps this rank's share, which `elements(begin, end)` returns."""
         shape, ranks = tuple(self.shape), group.ranks
         ranges = ranges_of(shape, ranks.size)
         begin, end = ranges[ranks.rank]
@@ -315,7 +315,7 @@ class ShardedVariable(keras.Variable):
     def cut_for_ranks(self, whole: np.ndarray) -> None:
         """Takes this rank's share of a whole value.
 
-        It is another share if the ranks of an elastic job have changed.
+        The share changes if the ranks of an elastic job have changed.
         """
         share = parameter_share(self)
         assert share is not None
@@ -378,8 +378,8 @@ class ShardedVariable(keras.Variable):
         return np.array(record_of(self).shard.whole())
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        # Keras writes files by this. The array is read-only, so it needs no
-        # copy.
+        # Keras calls this to write files. The array is read-only, so no copy is
+        # needed.
         del copy
         return np.asarray(record_of(self).shard.whole(), dtype)
 

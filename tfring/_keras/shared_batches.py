@@ -3,10 +3,11 @@
 Note [A step that is taken in part]: the order of the elements is the same for
 any number of ranks, and of m ranks number r has the elements r, r + m, r + 2 m,
 and so on. So the elements that all ranks have taken are the first ones of the
-order, and their number is the place. Other ranks go on with the step that has
-the first element left. In this step each of them leaves out its elements that
-are taken, so that its batch is smaller, by one element more on some ranks than
-on others. All further steps have the batches of an epoch of these ranks.
+order, and their number is the place. Another number of ranks goes on with the
+step that has the first remaining element. In this step each rank leaves out its
+elements that are taken, so its batch is smaller, on some ranks by one element
+more than on others. All further steps have the batches of an epoch of these
+ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class SharedBatches:
     batches: int | None
 
     def taken(self, batches: int, size: int) -> tuple[int, int]:
-        """Returns the place of all ranks, when each has taken so many batches.
+        """Returns the place of all ranks after each has taken some batches.
 
         Returns:
             How often all elements were taken, and how many since then.

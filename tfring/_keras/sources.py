@@ -1,4 +1,4 @@
-"""The data of a training: each kind, from a place in an epoch on.
+"""The data of a training, from any place in an epoch on.
 
 `tfring.elastic.fit` distributes the data, and a place is the number of rows, or
 of batches, that all ranks have taken of it. `fit` with a checkpoint has this
@@ -21,10 +21,10 @@ from tfring._keras.iterator_states import say_what_is_read_again
 
 @runtime_checkable
 class HasEpochs(Protocol):
-    """A `PyDataset` whose batches are others in each epoch."""
+    """A `PyDataset` with other batches in each epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the batches of an epoch from now on."""
+        """Makes this dataset have the batches of an epoch from now on."""
 
 
 class Rest(NamedTuple):
@@ -50,11 +50,11 @@ class Source:
 def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
     """Returns the data that `fit` was given.
 
-    Without a seed of the epochs' orders the order stays as it is.
+    Without a seed, the data keep their order.
 
     Raises:
         TypeError: The data cannot be continued in the middle of an epoch.
-        ValueError: An argument is missing, or one too many.
+        ValueError: An argument is missing, or there is one too many.
     """
     has_batches = isinstance(x, tf.data.Dataset | keras.utils.PyDataset)
     if has_batches and batch_size is not None:
@@ -112,11 +112,11 @@ def arrays(
         batch_size: The rows of each rank in a step.
         seed: The seed of the orders; None leaves the order as it is.
         function: The caller's name, for messages.
-        keeps_last: True if rows that are too few for a step are one, too.
+        keeps_last: True if the last rows make a step even if they are too few.
 
     Raises:
-        TypeError: They are no arrays.
-        ValueError: They have different numbers of rows.
+        TypeError: The parts are not arrays.
+        ValueError: The parts have different numbers of rows.
     """
     try:
         counts = {len(part) for part in keras.tree.flatten(parts)}

@@ -1,6 +1,6 @@
-"""What Keras's optimizers do besides, in a step and where they are built.
+"""What tfring adds to Keras's optimizers, in a step and when they are built.
 
-Each function takes the place of Keras's, which is its first argument; see
+Each function replaces a function of Keras, which is its first argument; see
 hooks.py.
 """
 

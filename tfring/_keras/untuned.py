@@ -9,7 +9,7 @@ class Untuned(py_dataset_adapter.PyDatasetAdapter):
 
     A tuned iterator may take up to 60 s to end: CancellationManager wakes the
     tuner before it reads as cancelled, and a tuner that looks in between sleeps
-    for another period. All ranks would wait for that one.
+    for another period. All ranks would wait for that iterator's rank.
     """
 
     def get_tf_dataset(self) -> tf.data.Dataset:

@@ -1,14 +1,14 @@
 """Finds the tensors of the forward pass that backpropagation needs.
 
-Note [Views]: some operations give another shape to the same memory. A feature
-map that is moved, while a view of it is not, would take as much memory as
-before. So the tensor behind a view is moved, and the view is made again from
-the fetched tensor.
+Note [Views]: some operations give another shape to the same memory. If a
+feature map were moved while a view of it stays, no memory would be released. So
+the tensor behind a view is moved, and the view is made again from the fetched
+tensor.
 
 Note [Constants]: values that depend on shapes alone, such as `tf.ones_like`,
 stay. TensorFlow optimizes a product with such a value away, which it could not
-do with a fetched value. What is computed of gathered parameters alone stays,
-too: backpropagation computes it of a second gather.
+do with a fetched value. Values that are computed only from gathered parameters
+stay, too: backpropagation computes them from a second gather.
 """
 
 from __future__ import annotations

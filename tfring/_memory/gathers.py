@@ -13,10 +13,10 @@ Note [Order of gathers]: all control edges lead forward in the order of tracing,
 which is also the order in which TensorFlow runs stateful operations, so there
 is no cycle, and all ranks start the same collectives in one order. Second
 gathers are traced while a tape computes gradients: traced later, they would
-come after reduce-scatters that wait for them. What has been traced before a
-second gather keeps the first tensor, which costs memory and changes no result.
-XLA drops control edges, so there they are data; see Note [Order under XLA] in
-tfring/_ops/ordering.py.
+come after reduce-scatters that wait for them. Operations that were traced
+before a second gather keep the first tensor, which costs memory and changes no
+result. XLA drops control edges, so there they are data; see Note [Order under
+XLA] in tfring/_ops/ordering.py.
 
 Note [Gathers and tapes]: a tensor that was gathered before a tape began has no
 gradient on it. `keras.remat` computes a block again under a tape of its own. So
@@ -380,9 +380,9 @@ def _scatter(
 ) -> list[tf.Tensor | None]:
     """Averages gradients, and returns this rank's share of each.
 
-    They are sent in the dtype of the parameters, as without shares, unless the
-    optimizer has another. A parameter that is frozen or has no gradient gets
-    None.
+    Gradients are sent in the dtype of the parameters, as without shares, unless
+    the optimizer has a `compression`. The result of a parameter that is frozen
+    or has no gradient is None.
     """
     result: list[tf.Tensor | None] = [None] * len(shares)
     trained = [i for i in gradients if shares[i].is_trained]
@@ -409,8 +409,8 @@ def _scatter(
     ]
     replicas = group.ranks.replicas
     if replicas is not None:
-        # The ranks of different sets meet here, so that the name cannot be made
-        # of this set's.
+        # Ranks of different sets take part, so the name must not contain this
+        # set's name.
         name = f"parameters/{group.name}/replicas"
         if not tf.executing_eagerly():
             name = unique_name(name, replicas)

@@ -85,10 +85,9 @@ class Offload:
 
     Args:
         policy: Which feature maps are moved. `"all"`: those that
-            backpropagation needs. `"conv"`: those of them that are inputs of
-            convolutions and matrix products. `"auto"`: as few as `budget_bytes`
-            allows. A function takes a `FeatureMap` and returns whether it is
-            moved.
+            backpropagation needs. `"conv"`: only the inputs of convolutions and
+            matrix products. `"auto"`: as few as `budget_bytes` allows. A
+            function takes a `FeatureMap` and returns whether it is moved.
         budget_bytes: For `"auto"`: how many bytes of feature maps may stay. The
             first step moves all of them. Every later step has a plan by the
             sizes of the step before: the feature maps that backpropagation

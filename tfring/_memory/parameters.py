@@ -65,11 +65,12 @@ class ParameterGroup:
         """Sets how gradients are averaged, before the first backpropagation.
 
         Args:
-            reduction: How.
+            reduction: How gradients are averaged.
             before_trace: Whether the step will be traced again.
 
         Raises:
-            RuntimeError: Backpropagation has averaged them in another way.
+            RuntimeError: Backpropagation has already averaged them in another
+                way.
         """
         if before_trace:
             self._is_reduced = False
@@ -91,7 +92,7 @@ class ParameterGroup:
         return self.reduction
 
     def keep(self, share: ParameterShare) -> None:
-        """Adds a parameter's share, or puts it in the place of an earlier one.
+        """Adds a parameter's share, or replaces its earlier one.
 
         A parameter has another share if the ranks of the job have changed.
         """

@@ -24,8 +24,8 @@ _WAITING = {"TfringAfterStart", "TfringAfterStash"}
 class Schedule:
     """The operations of a graph in a possible order of execution.
 
-    `gradients` are those that backpropagation was traced for. Operations that a
-    tape traces for nothing are left out, as by TensorFlow.
+    `gradients` are the results of backpropagation. Operations of a tape that
+    lead to none of them are left out, as TensorFlow does.
 
     Attributes:
         operations: The operations, first to last.

@@ -57,7 +57,7 @@ def agreed_ranks(
     """Returns the ranks that share parameters out.
 
     Collective, except in an elastic job: a worker that joins builds alone, and
-    the ranks of each machine are taken when its state is shared.
+    `"host"` takes effect when its state is shared.
 
     Raises:
         ValueError: Another rank has passed a wrong `within`.
@@ -83,11 +83,11 @@ def agreed_ranks(
 def _checked_within(
     within: ProcessSet | Literal["host"] | None,
 ) -> list[int] | Literal["host"] | None:
-    """Returns the ranks that this rank passes to share parameters out.
+    """Checks `within`, and returns the ranks that it names.
 
     Raises:
-        NotImplementedError: It is a process set, and ranks may change.
-        TypeError: It is neither a process set nor "host" nor None.
+        NotImplementedError: `within` is a process set, and ranks may change.
+        TypeError: `within` is not a process set, "host" or None.
         ValueError: The process set has not been added.
     """
     if within is None or within == "host":
@@ -103,7 +103,7 @@ def _checked_within(
             "not change. In an elastic job a change removes process sets: pass "
             "within='host', or leave it out."
         )
-    within.size()  # It must be part of the job.
+    within.size()  # Raises if the set is not part of the job.
     return within.ranks
 
 

@@ -21,7 +21,7 @@ _LOOKUPS = {"GatherV2", "Shape"}
 
 
 def is_read_by_gradients(tensor: tf.Tensor) -> bool:
-    """Tells whether the gradients of what uses a tensor may read it."""
+    """Tells whether gradients of a tensor's users may read the tensor."""
     return any(user.type not in _LOOKUPS for user in _users(tensor))
 
 

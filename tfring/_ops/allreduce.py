@@ -84,7 +84,7 @@ def allreduce(
             existing TensorFlow device for which tfring has kernels. By default
             TensorFlow chooses it. XLA chooses the device of compiled operations
             itself.
-        device_sparse: The same for `tf.IndexedSlices`.
+        device_sparse: The device that reduces `tf.IndexedSlices`.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
             which larger floats are sent and reduced. A
             `tfring.compression.Compressor` of your own is also accepted.

@@ -1,4 +1,4 @@
-"""alltoall: every rank has rows for every rank."""
+"""alltoall: every rank sends rows to every rank."""
 
 from __future__ import annotations
 

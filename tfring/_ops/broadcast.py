@@ -32,12 +32,12 @@ def broadcast(
     `root_rank` and `name`.
 
     Its gradient is, on the root, the average of the ranks' gradients, and zero
-    on other ranks. That is Horovod's; for the sum of the ranks' losses it would
-    be `size()` times as much.
+    on other ranks. Horovod defines it so; the gradient of the sum of the ranks'
+    losses would be `size()` times as large.
 
     Args:
-        tensor: A tensor of a dtype that `allreduce` takes. On other ranks than
-            the root only its dtype and shape count.
+        tensor: A tensor of a dtype that `allreduce` takes. On ranks other than
+            the root, only its dtype and shape matter.
         root_rank: The rank that sends its tensor, from 0 to `size() - 1`, as
             `tfring.rank()` counts.
         name: See `allreduce`.

@@ -1,10 +1,10 @@
 """The ops of a collective, start and done.
 
 A start hands tensors to the engine and returns at once; a done waits for them.
-Several starts, each given the handle of the one before it, are a chain; the
-dones of a chain come after its last start, or after the start behind their own:
-see tfring/_ops/ordering.py. Some collectives cannot run under XLA: their starts
-raise NotImplementedError.
+Several starts, each given the handle of the one before it, are a chain. The
+dones of a chain come after its last start, or each after the start that follows
+its own: see tfring/_ops/ordering.py. Some collectives cannot run under XLA:
+their starts raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def start_gather_shares(
     """Starts an allgather of this rank's shares, which are flat.
 
     Args:
-        shares: Each rank's are as those of `start_gather_in_place`.
+        shares: This rank's shares, cut as for `start_gather_in_place`.
         shapes: The shapes of the whole tensors, which are the results.
         begins: The index of each share's first element in the whole tensor.
         **common: See `Common`.
@@ -206,7 +206,7 @@ def start_gather_shares(
 
 
 def finish(started: Started) -> list[tf.Tensor]:
-    """Returns the results of a start above. The starts below have own dones."""
+    """Returns the results of one of the starts above."""
     done = _done(native.ops().tfring_done, started, buf=started.tensors)
     keep_done(done.ended)
     return list(done.y)

@@ -52,9 +52,8 @@ def global_mean(
 
     Collective: every rank must call it, also under `jit_compile=True`. Use it
     with the default `op=tfring.Average` of the optimizer or the tape. As the
-    loss of a compiled model it is not collective where the model is evaluated,
-    in `evaluate` or for the `validation_data` of `fit`: it divides by this
-    rank's count there.
+    loss of a compiled model it is not collective in `evaluate` and for the
+    `validation_data` of `fit`, where it divides by this rank's count.
 
     Args:
         values: The losses of this rank's elements, of a floating-point dtype

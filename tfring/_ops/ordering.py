@@ -12,9 +12,9 @@ flight still uses the memory. Graphs inside a graph, such as the branches of
 session runs the fetched ops, and requests of equal names match across ranks.
 
 Note [Windows]: usually the dones of a chain come after its last start. A chain
-may also have its dones between its starts, each behind the start after its own,
-so that at most two starts are in flight. A later start then waits for an
-earlier collective, and so for all ranks: they must start everything in one
+may also have its dones between its starts, each after the start that follows
+its own, so that at most two starts are in flight. A later start then waits for
+an earlier collective, and so for all ranks: they must start everything in one
 order without XLA, too.
 """
 

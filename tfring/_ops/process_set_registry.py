@@ -23,7 +23,7 @@ from tfring._core.process_sets import (
 from tfring._ops import chains
 
 # All agreements share this request name: if some ranks add a set while another
-# rank removes one, their requests meet and fail.
+# rank removes one, their requests match and fail.
 _REQUEST = "process sets"
 
 _lock = threading.Lock()
@@ -103,7 +103,7 @@ def add_unless_known(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def host_set() -> ProcessSet:
-    """Returns the set of the ranks on this machine, one of a set for each.
+    """Returns the process set of this machine's ranks; each machine gets one.
 
     Collective, and eager: adds the sets that the job does not have.
     """
@@ -111,7 +111,7 @@ def host_set() -> ProcessSet:
 
 
 def own_set(labels: Sequence[int]) -> ProcessSet:
-    """Returns the set of the ranks with this rank's label.
+    """Returns the process set of the ranks with this rank's label.
 
     Collective, and eager: all ranks add the sets of all labels, unless the job
     has them.

@@ -39,7 +39,7 @@ class ReduceOp(enum.Enum):
     Reference: [Maleki et al., 2020](https://arxiv.org/abs/2006.02924).
     """
 
-    # Written like the constants of the package, tfring.Average and so on.
+    # The names are those of the package's constants, such as tfring.Average.
     Average = "average"
     Sum = "sum"
     Min = "min"

@@ -1,13 +1,13 @@
-"""Says in plain words which rank the others wait for, and what keeps it.
+"""Reports which rank the others wait for, and why it is late.
 
-Note [Samples]: once a minute the ranks compare figures. To count them delays
-each collective by some 0.4 us (100 small allreduces in a tf.function on two
-ranks: 8.2 us each without and 8.6 us with it), so ranks count in the last tenth
-of the minute alone; or in all of it, if that has too few steps.
+Note [Samples]: once a minute the ranks compare figures. Counting delays each
+collective by about 0.4 us (100 small allreduces in a tf.function on two ranks:
+8.2 us each without and 8.6 us with it). So ranks count only in the last tenth
+of the minute, or in all of it if that tenth has too few steps.
 
-A thread does it, as a training of any kind goes on meanwhile. All ranks look at
-the same times, counted from the begin of their job. So one that could not take
-part, because it had joined, does so the next time.
+A thread compares, so that a training of any kind goes on meanwhile. All ranks
+compare at the same times, counted from the beginning of their job. So a rank
+that could not take part, because it had joined, takes part the next time.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from tfring._ops.gather_json import gather_by_rank
 
 _SAMPLED = 0.1
 _LEAST_STEPS = 10
-# A rank is behind if the others wait for it for such a part of each step.
+# A rank is late if the others wait for it for this part of each step.
 _LEAST_PART = 0.05
 # The time of a sample is divided into this many equal parts. A part in which
 # some rank had no collective says nothing.
 _PARTS = 20
 _LEAST_PARTS = 10
-# So many looks have the same result until it is said again.
+# After this many comparisons, the same result is reported again.
 _LOOKS_BETWEEN_REPORTS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A rank's part in some steps.
+    """What one rank did in a sample of steps.
 
     Attributes:
         host: The name of its machine.
         seconds: How long the sample is.
-        steps: The steps in it.
-        requests: This rank's collectives in it.
-        wait_seconds: How long these waited for other ranks, added up.
+        steps: The number of steps in the sample.
+        requests: The number of this rank's collectives in the sample.
+        wait_seconds: How long these collectives waited for other ranks, in
+            total.
         input_seconds: How long the rank waited for its input.
         parts: How many collectives there were in each of the sample's equal
             parts of time, and how long they waited, in seconds.
@@ -69,8 +70,8 @@ class Verdict:
 
     Attributes:
         rank: Its number.
-        waits_for_input: True if its input keeps it, False if its computation.
-        text: The same as a sentence, with figures.
+        waits_for_input: True if its input delays it, False if its computation.
+        text: The report, with figures.
     """
 
     rank: int
@@ -81,9 +82,9 @@ class Verdict:
 def verdict_on(samples: Mapping[int, Sample]) -> Verdict | None:
     """Returns the rank that the others wait for; None if there is none.
 
-    The last rank's collectives wait for nobody. How late it is, is the
-    difference to the median of the other ranks' waits; ranks that are late in
-    turn wait equally long.
+    The last rank's collectives wait for no rank. Its lateness is the difference
+    from the median of the other ranks' waits. Ranks that are late in turn wait
+    equally long.
 
     Args:
         samples: By rank, the same steps on at least two ranks.
@@ -156,10 +157,10 @@ class StragglerWatch:
     """Compares ranks from time to time, in a thread, and warns on rank 0.
 
     Args:
-        period: The seconds from one look to the next.
+        period: The seconds between comparisons.
         clock: Returns the time in seconds.
-        wait: Waits for so many seconds, or until `close` is called; returns
-            True if it was.
+        wait: Waits for some seconds, or until `close` is called; returns True
+            if it was called.
         gather: Returns each rank's value by rank. Collective.
     """
 
@@ -176,7 +177,7 @@ class StragglerWatch:
         self._ended = threading.Event()
         self._wait = self._ended.wait if wait is None else wait
         self._gather = _gather if gather is None else gather
-        # The verdict that was said last, and how many looks ago.
+        # The last reported result, and how many comparisons ago that was.
         self._said: tuple[int, bool] | None = None
         self._looks_since = 0
         self._thread = threading.Thread(
@@ -184,7 +185,7 @@ class StragglerWatch:
         )
 
     def start(self) -> None:
-        """Begins to look, in the thread."""
+        """Starts the thread."""
         self._thread.start()
 
     def end(self) -> None:
@@ -196,7 +197,7 @@ class StragglerWatch:
         self._thread.join()
 
     def run(self) -> None:
-        """Looks at the end of each period, until `end` is called."""
+        """Compares at the end of each period, until `end` is called."""
         if not tf.executing_eagerly():
             # Operations would become a part of the program's own graph.
             return

@@ -1,4 +1,4 @@
-"""Averages gradients where an optimizer computes them, before it applies them.
+"""Averages gradients when an optimizer computes them, before it applies them.
 
 It serves optimizers of TensorFlow 1 and of Keras 2, whose `compute_gradients`
 users of Horovod also call by itself. Keras 3 has no such method.

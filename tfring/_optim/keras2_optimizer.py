@@ -47,7 +47,7 @@ def distribute_keras2(
 
 
 class Keras2Distributed:
-    """Stands before the class of an optimizer of Keras 2.
+    """Mixed in before the class of an optimizer of Keras 2.
 
     Gradients are averaged where they are computed: in `minimize`, and so in
     `fit`. `apply_gradients` reduces nothing.

@@ -65,15 +65,15 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         optimizer: Any Keras 3 optimizer. It is changed and returned, not
             copied, so that its state and settings remain. As for `compile`, it
             may be the name of an optimizer, such as "adam", or a configuration:
-            a dictionary that `keras.optimizers.get` takes. Also an optimizer of
-            Keras 2, the package `tf_keras`, which is changed, or of
-            `tf.compat.v1.train`, which is not.
+            a dictionary that `keras.optimizers.get` takes. It may also be an
+            optimizer of Keras 2 (`tf_keras`), which is changed, too, or of
+            `tf.compat.v1.train`, which is not changed.
         name: A new name for `optimizer`; by default it keeps its name.
         use_locking: For optimizers of TensorFlow 1 only.
         device_dense: The device that reduces dense gradients, such as "/cpu:0".
             By default TensorFlow chooses it. XLA chooses the device of compiled
             operations itself.
-        device_sparse: The same for sparse gradients.
+        device_sparse: The device that reduces sparse gradients.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
             which larger floats are sent and added. A `tfring.PowerSGD` sends
             two thin factors of each large gradient. A
@@ -131,12 +131,12 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             step. Must agree across ranks.
 
     Returns:
-        `optimizer` itself, or the one of that name or configuration, which now
-        has a method `register_local_var(var)`: the gradient of that variable
-        stays each rank's own. With `sync` it also has a collective method
-        `meet()`, which ends a round early, and the attribute `outer_optimizer`,
-        which is None with `Gossip`, and before the optimizer is built. With
-        `sync` or `shard_states`, the `inner_optimizer` of a
+        `optimizer` itself, or the optimizer of that name or configuration,
+        which now has a method `register_local_var(var)`: the gradient of that
+        variable stays each rank's own. With `sync` it also has a collective
+        method `meet()`, which ends a round early, and the attribute
+        `outer_optimizer`, which is None with `Gossip`, and before the optimizer
+        is built. With `sync` or `shard_states`, the `inner_optimizer` of a
         `LossScaleOptimizer` has them. A saved optimizer loads in plain Keras,
         and must then be wrapped again. For a TensorFlow 1 optimizer, the result
         is a new optimizer around it, with a `register_local_var`. Its

@@ -45,12 +45,12 @@ def set_up_parameters(
     *,
     before_trace: bool = False,
 ) -> None:
-    """Has backpropagation average gradients by the optimizer's options.
+    """Makes backpropagation average gradients by the optimizer's options.
 
     Args:
         optimizer: The optimizer, for its name in errors.
-        variables: What it trains.
-        options: Its options.
+        variables: The variables that it trains.
+        options: The optimizer's options.
         before_trace: Whether the step will be traced again.
 
     Raises:

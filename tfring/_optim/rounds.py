@@ -58,7 +58,7 @@ class InRounds(Distributed):
 
         Call it at the end of a training loop, before a validation that all
         ranks shall see alike, and before weights are changed by hand. `fit`
-        does it at its end. The outer optimizer makes no update, because its
+        does so at its end. The outer optimizer makes no update, because its
         momentum would count twice. Between rounds this does nothing.
         Collective.
         """

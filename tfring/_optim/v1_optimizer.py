@@ -51,7 +51,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Has the inner optimizer apply gradients after the last pass."""
+        """Applies gradients by the inner optimizer after the last pass."""
         pairs = list(grads_and_vars)
         return self._computed.apply(
             pairs,

@@ -4,9 +4,9 @@ Note [The mean of accumulators]: an update reduces what the ranks have
 accumulated, by a sum or a mean. So the update is the same if they take the mean
 of the accumulators beforehand, at any time. Afterwards the accumulators are
 equal, and any rank's may be saved, or given to a new rank. The mean is over the
-ranks that have counted as many batches as the root. So a root that has loaded a
-state alone gives its accumulators to all ranks, because no other rank has its
-count.
+ranks that have counted as many batches as the root. So if the root alone has
+loaded a state, it gives its accumulators to all ranks, because no other rank
+has its count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The exchange of weights between neighbours.
 
-Note [Gossip]: a rank sends its weights to a few neighbours in place of all
-ranks, and takes the mean of what it has and gets. Each rank sends as often as
-it receives, so the mean over all ranks stays the same. The ranks have no common
-weights until they take that mean.
+Note [Gossip]: a rank sends its weights to a few neighbours instead of all
+ranks, and takes the mean of its own weights and those that it receives. Each
+rank sends as often as it receives, so the mean over all ranks stays the same.
+The ranks have no common weights until they take that mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kinds of variables: how the ranks' values of a variable are related.
 
-This is the one table of it. Broadcasts, saves, the states of elastic jobs and
-comparisons of weights read it, and nothing else decides.
+This table is the only place that decides it. Broadcasts, saves, the states of
+elastic jobs and comparisons of weights read it.
 
 | kind        | variables                        | a broadcast          |
 |-------------|----------------------------------|----------------------|
@@ -32,7 +32,7 @@ from tfring._state.seeds import is_seed
 
 
 class Kind(enum.Enum):
-    """See the table above."""
+    """The kinds of the table above."""
 
     ALIKE = enum.auto()
     FOLDED = enum.auto()

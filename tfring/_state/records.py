@@ -2,7 +2,8 @@
 
 All notes are in one record, the one attribute that tfring adds to variables of
 Keras and TensorFlow. A dictionary cannot hold them: `==` of Keras variables
-compares values, and the id of a variable may be used again after its end.
+compares values, and the id of a variable may be reused after the variable is
+freed.
 """
 
 from __future__ import annotations

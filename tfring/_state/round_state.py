@@ -8,7 +8,7 @@ agreement: a rank computes it from what is the same on all ranks.
 
 Note [Moving statistics]: the moving statistics of batch normalization become
 their mean when ranks meet, and their base is a copy of the mean. A step changes
-them before it gets here, so the base cannot be taken at the beginning of a
+them before this code runs, so their base cannot be taken at the beginning of a
 round. It is taken at the beginning of a `fit`, and ranks also average
 statistics before the first round.
 """

@@ -1,4 +1,4 @@
-"""Tables of `tfring.layers.ShardedEmbedding`, which ranks share by rows.
+"""Tables of `tfring.layers.ShardedEmbedding`, which are sharded by rows.
 
 A rank has the rows `i` with `i % size() == rank()` of each such table, and the
 same rows of each of the optimizer's states for it.

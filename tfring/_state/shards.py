@@ -11,7 +11,7 @@ value that it reads.
 
 Note [Loaded on one rank]: rank 0 keeps a whole value that it loads until its
 next step, so that a broadcast from it can give all ranks their shards. The
-value waits in a temporary file: a machine may have no memory for it.
+value waits in a temporary file, because the machine may lack memory for it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Shard:
             parameter.
         numbers: For each rank of the job the number of its shard, if several
             sets of ranks have the same shards. `process_set` is then the set of
-            this rank. By default it is the only one.
+            this rank. By default there is only one set.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Shard:
     ) -> np.ndarray | None:
         """Returns the whole value; None on ranks other than `root_rank`.
 
-        Collective, and eager. A rank that does not send its elements, because
-        these have changed, makes it an error on the root.
+        Collective, and eager. If a rank's elements have changed, it does not
+        send them, and the root raises an error.
         """
         own = tf.convert_to_tensor(self.variable)
         keeps = root_rank in (None, runtime.rank())
@@ -360,7 +360,7 @@ def saved_value(variable: Any) -> np.ndarray:
 
 
 def assign_saved(variable: Any, value: Any) -> None:
-    """Assigns the value that a file has."""
+    """Assigns a value from a file."""
     shard = shard_of(variable)
     if shard is not None:
         shard.load(value)
@@ -369,6 +369,6 @@ def assign_saved(variable: Any, value: Any) -> None:
 
 
 def assign_in_turn(variables: Iterable[Any], values: Iterator[Any]) -> None:
-    """Assigns values that a file has, and holds one of them at a time."""
+    """Assigns values from a file, with one of them in memory at a time."""
     for variable in variables:
         assign_saved(variable, next(values))

@@ -1,16 +1,16 @@
 """Whole values on one rank, one at a time, while the others do other work.
 
-Note [Streams]: a model that is larger than a rank's memory must be saved
-without being in it. So `whole_states` with a root gathers nothing on entry. The
-root reads a value: it broadcasts the number of the shard, all ranks that have
-the shard's elements send them, and the root forgets the value when it reads
-another one. On the other ranks a thread answers, so that their main threads may
-go on, for example to a collective in a callback that the root calls later. The
-requests have names of their own, so they match whatever is called meanwhile.
-Until the root leaves the context, it broadcasts every ten seconds that it is
-there: a file that takes long is no stalled collective, and a rank that dies
+Note [Streams]: a model may be larger than the memory of the rank that saves it.
+So `whole_states` with a root gathers nothing on entry. To read a value, the
+root broadcasts the number of the shard, all ranks that have elements of the
+value send them, and the root drops the value when it reads another one. On the
+other ranks a thread answers, so that their main threads may go on, for example
+to a collective in a callback that the root calls later. The requests have names
+of their own, so other collectives may run in the meantime. Until the root
+leaves the context, it broadcasts every ten seconds that it is still there. So a
+file that takes long does not count as a stalled collective, and a lost rank
 ends the wait. The other ranks wait for the root when they leave, because their
-shards must not change before.
+shards must not change earlier.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfring._ops.broadcast import broadcast
 
 # The root broadcasts the number of a shard, or one of these.
 _END, _WAIT = -1, -2
-# Less than the time after which a collective counts as stalled (30 s).
+# This is less than the 30 s after which a collective counts as stalled.
 _SECONDS_BETWEEN_WAITS = 10.0
 
 # The streams that are open on this rank, of any process set.
@@ -48,7 +48,7 @@ class Stream:
         shards: The `Shard`s that are spread over these ranks, in the same order
             on each rank.
         root_rank: The rank that reads.
-        process_set: The ranks, with the root.
+        process_set: The ranks of the context, including the root.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Stream:
         self._number_of = {id(shard): i for i, shard in enumerate(shards)}
         self._name = ""
         self._last: tuple[Any, np.ndarray] | None = None
-        # The root's: for one request at a time.
+        # The root has at most one request in flight.
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._is_broken = False
-        # The other ranks': the error of the thread.
+        # The error that has ended the thread of a rank other than the root.
         self._error: Exception | None = None
         target = self._keep_waiting if self.is_root else self._answer
         self._thread = threading.Thread(
@@ -119,7 +119,7 @@ class Stream:
                     "tfring.whole_states. Enter it again on every rank."
                 )
             number = self._number_of[id(shard)]
-            self._is_broken = True  # if a collective does not succeed
+            self._is_broken = True  # until the collectives have succeeded
             self._command(number)
             try:
                 value = self._gather(number)
@@ -144,7 +144,7 @@ class Stream:
                 raise
 
     def _keep_waiting(self) -> None:
-        """Tells the other ranks, on the root, that it is there."""
+        """Keeps the other ranks waiting while the root does not read."""
         while not self._ends.wait(_SECONDS_BETWEEN_WAITS):
             with self._lock:
                 if self._is_broken:
@@ -164,7 +164,7 @@ class Stream:
             self._error = error
 
     def _command(self, number: int) -> int:
-        """Returns the root's number."""
+        """Broadcasts the root's number, and returns it."""
         with tf.device("CPU:0"):
             received = broadcast(
                 tf.constant(number, tf.int64),
@@ -178,7 +178,7 @@ class Stream:
     def _gather(self, number: int) -> np.ndarray | None:
         shard = self.shards[number]
         if self.root_rank not in (shard.process_set.ranks or []):
-            return None  # This rank's set has a copy of the root's.
+            return None  # The root gathers from its own set, which has copies.
         value: np.ndarray | None = shard.gather(
             self.root_rank,
             name=f"{self._name}/gathered",
@@ -188,7 +188,7 @@ class Stream:
 
 
 def streams_to(root_rank: int, shards: Sequence[Any]) -> list[Stream]:
-    """Returns streams that together give a root each shard that it is in."""
+    """Returns the streams, one per process set, for all shards of a root."""
     by_set: dict[ProcessSet, list[Any]] = {}
     for shard in shards:
         if shard.size > 1 and root_rank in (shard.all_ranks.ranks or []):

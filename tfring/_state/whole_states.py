@@ -40,13 +40,13 @@ def whole_states(
     rank's file keeps the batches of all ranks. Callbacks of Keras and tfring
     that save in `fit` do not need the context.
 
-    With a `root_rank` nothing is gathered on entry: whenever this rank reads a
-    sharded variable, all ranks send it their parts of this one, and it forgets
-    the value when it reads the next one. So it needs memory for one variable
-    more, and not for the whole model. The other ranks may do something else
-    inside of the context, except train or change variables, and wait for the
-    root when they leave it. Without a `root_rank` all ranks gather all values
-    on entry, and keep them in the host's memory.
+    With a `root_rank` nothing is gathered on entry: when that rank reads a
+    sharded variable, all ranks send it their parts, and it drops the value when
+    it reads the next one. So it needs additional memory for one variable, not
+    for the whole model. The other ranks may do something else inside of the
+    context, except train or change variables, and wait for the root when they
+    leave it. Without a `root_rank` all ranks gather all values on entry, and
+    keep them in the host's memory.
 
     Collective: every rank must enter and leave it. Other optimizers have
     nothing to gather.
@@ -136,10 +136,7 @@ def _is_sharded(optimizer: Any) -> bool:
 
 
 def states_of(optimizer: Any) -> list[Any]:
-    """Returns an optimizer's variables, in the plain optimizer's order.
-
-    The order is the order of `variables`.
-    """
+    """Returns an optimizer's variables, in the order of `variables`."""
     return [v for each in with_inner(optimizer) for v in each._variables]
 
 
@@ -154,7 +151,7 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
 def assign_whole_values(optimizer: Any, values: Iterable[Any]) -> None:
     """Assigns a result of `whole_values`, on any number of ranks.
 
-    It takes one value at a time from `values`. Values are sharded again if the
+    Takes one value at a time from `values`, and shards the values again if the
     number of ranks has changed.
     """
     rest = iter(values)

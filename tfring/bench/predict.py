@@ -23,7 +23,7 @@ from tfring.bench.statistics import format_seconds
 
 # The engine's default, TFRING_FUSION_THRESHOLD.
 _FUSED_BYTES = 64 << 20
-# As in tfring/_gradients/buckets.py, which takes tensors.
+# The bucket sizes of tfring/_gradients/buckets.py.
 _FIRST_BYTES, _PART_BYTES, _PARTS = 1 << 20, 4 << 20, 8
 
 
@@ -67,7 +67,7 @@ class Prediction:
     Attributes:
         seconds: The time of all reductions, one after the other.
         plans: The names of the algorithms, without repetition.
-        reductions: Their number.
+        reductions: The number of reductions.
         exposed_seconds: The time of communication that remains when
             backpropagation ends.
     """

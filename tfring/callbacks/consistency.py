@@ -21,8 +21,8 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     which variable is the first that differs, and between which ranks.
 
     It reads the weights once, those on a GPU through the host. That is cheap
-    now and then, but too expensive for every batch of a large model. `fit` with
-    a `DistributedOptimizer` compares the trainable ones by itself where
+    from time to time, but too expensive for every batch of a large model. `fit`
+    with a `DistributedOptimizer` compares the trainable ones by itself where
     training and epochs begin; this is for finding out after which batch they
     differ, and for any other optimizer. Optimizer states are not compared: a
     difference shows in the weights a step later. Local variables of a

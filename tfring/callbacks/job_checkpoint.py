@@ -25,7 +25,7 @@ from tfring.callbacks.broadcast import BroadcastGlobalVariablesCallback
 
 
 class Checkpoint(SavingCallback):
-    """Saves the whole training now and then, and continues from it.
+    """Saves the whole state of a training periodically, and continues from it.
 
     A job that is started again with the same script continues with the batch
     after the last checkpoint, as if it had not been cut off; on the same number
@@ -33,20 +33,20 @@ class Checkpoint(SavingCallback):
     loss scale, moving statistics, seeds, rounds, accumulated gradients, metrics
     of the epoch so far, states of callbacks, and place in the data.
 
-    Each rank writes a part, in a thread, while the training continues: it only
-    stops for a copy in memory. All ranks must see the folder. A checkpoint
-    counts once all parts are on the disk; until then the last one remains. The
-    guide on jobs that are cut off has more.
+    Each rank copies and writes a part, in a thread, while the training
+    continues; only values on a GPU are copied first. All ranks must see the
+    folder. A checkpoint counts once all parts are on the disk; until then the
+    last one remains. The guide on jobs that are cut off has more.
 
     Arrays and a `keras.utils.PyDataset` get an order that is a function of
     `seed` and the epoch; `on_epoch_end` of a `PyDataset` is not called. The
     iterator of a `tf.data.Dataset` is restored. Where TensorFlow cannot save
-    its state, and on other ranks, the dataset is read again up to the place,
-    without training, and a warning says so. Other data are refused. Another
-    number of ranks goes on in the middle of an epoch, and trains on each sample
-    once in it, with batches of what `tfring.data.shard` returns, and with
-    arrays or a `PyDataset` of all ranks: see `of_all_ranks`. With other data it
-    begins the epoch again, and a warning says why.
+    its state, and with another number of ranks, the dataset is read again up to
+    the place, without training, and a warning says so. Other data are refused.
+    Another number of ranks goes on in the middle of an epoch, and trains on
+    each sample once in it, if the data are batches of what `tfring.data.shard`
+    returns, or arrays or a `PyDataset` of all ranks: see `of_all_ranks`. With
+    other data it begins the epoch again, and a warning says why.
 
     Give each `fit` of a script a folder of its own: a folder whose last
     checkpoint is that of a training's end leaves nothing to train.
@@ -57,9 +57,9 @@ class Checkpoint(SavingCallback):
     `set_state`. A `BroadcastGlobalVariablesCallback` does nothing after a
     checkpoint has been restored.
 
-    In `tfring.elastic.fit` the place is one in the data of all ranks: also with
-    another number of ranks, in an elastic job or not, each sample is trained
-    once in an epoch. Metrics of that epoch then cover its rest alone.
+    In `tfring.elastic.fit` the place is in the data of all ranks. So with
+    another number of ranks, too, in an elastic job or not, each sample is
+    trained once in an epoch. Metrics of that epoch then cover its rest alone.
 
     Args:
         folder: The folder, the same on all ranks.
@@ -238,7 +238,7 @@ class Checkpoint(SavingCallback):
 
     def after_fit(self) -> None:
         start_at(None)
-        # It holds the iterator of the data, with its buffers.
+        # The place holds the iterator of the data with its buffers.
         self.__dict__.pop("_place", None)
         self._saver.close()
 

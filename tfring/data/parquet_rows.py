@@ -1,9 +1,10 @@
 """Rows of Parquet files, as batches of each rank.
 
 Note [The order of rows]: an epoch takes the row groups in an order that follows
-from the seed and the epoch, and the rows of each in one that follows from its
-number, too. So it is the same for any number of ranks. Each rank has a run of
-this sequence, and so reads few row groups but its own.
+from the seed and the epoch, and the rows of each group in an order that follows
+from the group's number, too. So the order is the same for any number of ranks.
+Each rank has a run of this sequence, and so reads few row groups that other
+ranks read, too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from tfring._core import runtime
 from tfring.data.sharding import gather_same
 
-# A batch may begin in one and end in the next.
+# A batch may begin in one row group and end in the next.
 _GROUPS_KEPT = 2
 
 
@@ -63,8 +64,8 @@ def parquet(
         seed: The seed of the orders.
         transform: Makes of a dict of arrays what `fit` takes as a batch, such
             as a tuple of inputs and targets. None leaves it a dict. The arrays
-            are by column, of `batch_size` rows; a column of lists has as many
-            dimensions more. Numbers keep their type.
+            are by column, of `batch_size` rows; a column of lists has one
+            dimension more for each level of lists. Numbers keep their type.
         of_all_ranks: True if they are batches of all ranks.
 
     Raises:
@@ -162,7 +163,7 @@ class _Files:
         self.rows = [group.row_groups[0].num_rows for group in self._groups]
 
     def digest(self) -> str:
-        """Returns what differs where the row groups do, wherever they are."""
+        """Returns a fingerprint of the row groups, but not of their folder."""
         names = [group.path.rpartition("/")[2] for group in self._groups]
         facts = repr((names, self.rows, self._schema.to_string()))
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
@@ -211,7 +212,7 @@ class ParquetBatches(keras.utils.PyDataset):
         # Keras may have several threads.
         with self._lock:
             parts = self._rows(first, first + self._batch_size)
-        # Also one part is copied, because `transform` may change the batch in
+        # Copy even a single part, because `transform` may change the batch in
         # place, and Keras asks for the first batches twice.
         batch = {
             name: np.concatenate([part[name] for part in parts])

@@ -1,8 +1,8 @@
 """Checkpoints of `fit`, which a later job of any number of ranks goes on from.
 
-A checkpoint is of the end of a step of all members of a generation, and each of
-them writes a part. If one is lost meanwhile, the next generation gives up what
-is not complete, goes back to its last commit, and writes another.
+All members of a generation write a part of a checkpoint at the end of a step.
+If a member is lost meanwhile, the next generation gives up the incomplete
+checkpoint, goes back to its last commit, and writes another checkpoint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Checkpoints:
         self._others: list[keras.callbacks.Callback] = []
         # The epoch of the last checkpoint.
         self._saved_epoch: int | None = None
-        # Gives the callbacks the states that they shall have.
+        # Restores the callbacks' states.
         self._restore_callbacks: Callable[[], None] | None = None
 
     @contextlib.contextmanager
@@ -95,8 +95,8 @@ class Checkpoints:
         """Goes on from a checkpoint, whose variables have been restored."""
         rank, state = runtime.rank(), self._state
         state.history.replace(saved.of_rank(rank, "place")["history"])
-        # From here on all ranks have the same. One of them may have known that
-        # the training ends.
+        # All ranks take the same place. One of them may have known that the
+        # training ends.
         places = [part["place"] for part in saved.manifest["parts"]]
         place = max(places, key=lambda each: each["epoch"])
         state.epoch, state.taken = place["epoch"], place["taken"]

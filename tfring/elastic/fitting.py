@@ -46,9 +46,9 @@ def fit(
     With a `tfring.callbacks.Checkpoint` a job that is lost as a whole goes on,
     too, with any number of ranks.
 
-    After a new start callbacks begin anew: `EarlyStopping` forgets earlier
-    epochs, and the metrics of that epoch cover its rest alone. Collective:
-    every rank must call it.
+    A new start resets callbacks: `EarlyStopping` forgets earlier epochs, and
+    the metrics of that epoch cover only its rest. Collective: every rank must
+    call it.
 
     Args:
         model: A Keras model. It is compiled with a

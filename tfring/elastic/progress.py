@@ -141,7 +141,7 @@ class Position(keras.callbacks.Callback):
             self._committed_steps = steps
             self._state.logs = _as_values(logs)
             self._state.commit()
-        # A commit changes accumulated gradients, and so it comes first.
+        # Commit first, because a commit changes accumulated gradients.
         self._checkpoints.end_step(
             self._state.taken // self._rest.taken_in_step,
             lambda: _as_values(logs),
@@ -162,7 +162,7 @@ def _as_values(logs: Any) -> dict[str, Any]:
 
 
 class Progress(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar on rank 0, which begins where an epoch was."""
+    """Keras's progress bar on rank 0, which continues an epoch's bar."""
 
     def __init__(self, verbose: int | str, done: int, epochs: int) -> None:
         super().__init__()

@@ -37,10 +37,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     functions of a `TensorFlowKerasState`'s model are traced again.
 
     Under `tfringrun --elastic` lost ranks and machines are replaced, as the
-    guide on elastic training says. A new worker joins at a commit, by a new
-    start of all. A script may call several such functions in turn: a worker
-    that joins later skips functions that are over; they return the result of
-    the earlier ranks.
+    guide on elastic training says. A new worker joins at a commit, and all
+    ranks start again. A script may call several such functions in turn: a
+    worker that joins later skips functions that are over; they return the
+    result of the earlier ranks.
 
     Collective: every rank must call the function.
 

@@ -74,12 +74,12 @@ class ShardedVariables:
         )
 
     def choose_ranks(self) -> bool:
-        """Makes the ranks of each machine share out the parameters of `within`.
+        """Applies `within="host"` to the ranks that the job has now.
 
-        Collective, except where that has been done in this job.
+        Collective, unless it has already been done in this job.
 
         Returns:
-            Whether other ranks share them out from now on.
+            Whether other ranks share the parameters out from now on.
         """
         shares = parameters_of(self.parameters())
         groups = {
@@ -117,11 +117,11 @@ class ShardedVariables:
                 shard.take(found.whole(number, shard))
 
     def begin_again(self) -> None:
-        """Gives other ranks first states, before any commit. Collective.
+        """Cuts initial states for changed ranks, before any commit. Collective.
 
         Raises:
-            LostStateError: There were more than initial states of an optimizer.
-                It is raised on every rank.
+            LostStateError: A shard of a parameter or of a trained optimizer is
+                lost. It is raised on every rank.
         """
         lost = [f"the parameter '{each.path}'" for each in self.parameters()]
         lost += [

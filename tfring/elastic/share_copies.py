@@ -69,9 +69,9 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     """
     order = sorted(range(len(nodes)), key=lambda rank: nodes[rank])
     largest = max(collections.Counter(nodes).values())
-    # The ranks stand in a circle, node by node. The rank that is as many places
-    # further as the largest node has ranks is on another node, unless the
-    # largest node has more than half of all ranks.
+    # The ranks stand in a circle, node by node. A shift by the size of the
+    # largest node leads to another node, unless that node has more than half of
+    # all ranks.
     shift = largest if largest < len(nodes) else 1
     holders = dict(zip(order, order[shift:] + order[:shift], strict=True))
     return [holders[rank] for rank in range(len(nodes))]
@@ -82,8 +82,8 @@ def may_leave_at_once(
 ) -> set[int]:
     """Returns the ranks that may leave without the loss of a shard.
 
-    The other ranks that were asked to leave wait until the shards have been cut
-    again. If any rank was asked, at least one may leave.
+    The other ranks that were asked to leave wait until the remaining ranks have
+    shared the shards out again. If any rank was asked, at least one may leave.
 
     Args:
         is_asked: For each rank whether it has been asked to leave.

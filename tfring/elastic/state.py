@@ -247,7 +247,7 @@ class ObjectState(State):
         setattr(self, name, value)
 
     def save(self) -> None:
-        # A commit that fails leaves the commit before it whole.
+        # If a commit fails, the previous commit stays complete.
         self._keep(self._snapshot())
 
     def _keep(self, snapshot: dict[str, Any]) -> None:
@@ -281,7 +281,7 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(snapshot[name]))
 
     def _share_values(self) -> None:
-        """Gives every rank rank 0's values, and saves nothing."""
+        """Gives every rank rank 0's values, without saving them."""
         if self._names:
             values = {name: getattr(self, name) for name in self._names}
             for name, value in self._bcast_object(values).items():

@@ -1,4 +1,4 @@
-"""The training of `fit`, of which each new start does what is left."""
+"""The training of `fit`, which each new start continues."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Training:
         model: The model.
         data: The data of all ranks.
         state: The elastic state, which has the epoch and the place in the data.
-        checkpoints: Saves it.
+        checkpoints: Saves the training.
         epochs: How often to go through the data.
         batches_per_commit: The steps from one commit to the next.
         verbose: The `verbose` of the progress bar.
         class_weight: The option of `model.fit`.
-        options: Its further options.
+        options: Further options of `model.fit`.
     """
 
     model: Any
@@ -47,7 +47,7 @@ class Training:
     options: dict[str, Any]
 
     def trace(self) -> None:
-        """Traces the step, but does none, while nobody waits for this rank."""
+        """Traces the step without running it, while the other ranks train."""
         model = self.model
         model.make_train_function()
         step = model.train_function
@@ -76,7 +76,7 @@ class Training:
             model.train_function = step
 
     def go_on(self, callbacks: Callbacks) -> None:
-        """Does all that is left. Collective.
+        """Trains until the last epoch has ended. Collective.
 
         Raises:
             ValueError: The data are too few for a step of all ranks.

@@ -214,7 +214,7 @@ class TensorFlowKerasState(ObjectState):
             name, [v for v in model.variables if parameter_share(v) is None]
         )
         self._sharded = ShardedVariables(model, self.optimizer)
-        # See Note [One commit on all ranks].
+        # See Note [One commit on all ranks] in share_copies.py.
         self._number = _NO_COMMIT
         self._unconfirmed: dict[str, Any] | None = None
         self._holders: list[int] = []

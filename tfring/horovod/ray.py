@@ -12,13 +12,13 @@ from tfring.horovod.spark import environment
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `RayExecutor.create_settings` returns."""
+    """The result of `RayExecutor.create_settings`."""
 
     placement_group_timeout_s: float = 100.0
 
 
 class RayExecutor(tfring.ray.RayExecutor):
-    """As `tfring.ray.RayExecutor`, with Horovod's arguments and its name."""
+    """`tfring.ray.RayExecutor` with Horovod's name and arguments."""
 
     def __init__(
         self,

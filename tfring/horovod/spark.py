@@ -33,7 +33,7 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: Any = None,
 ) -> list[Any]:
-    """As `tfring.spark.run`; `stdout` and `stderr` get the ranks' output."""
+    """Calls `tfring.spark.run`; `stdout` and `stderr` get the output."""
     _say_unused(
         use_mpi=use_mpi,
         use_gloo=use_gloo,
@@ -71,7 +71,7 @@ def run_elastic(
     nics: Any = None,
     prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
-    """As `tfring.spark.run` with `min_num_proc`."""
+    """Calls `tfring.spark.run` with `min_num_proc`."""
     _say_unused(
         reset_limit=reset_limit,
         nics=nics,

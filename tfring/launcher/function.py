@@ -122,7 +122,7 @@ def _check(np: int | None) -> None:
 
 
 def _machines(hosts: str | None, np: int | None) -> list[Host]:
-    """Returns the machines of the ranks, with as many slots as ranks."""
+    """Returns the machines of the ranks, with one slot per rank."""
     machines = hosts_lib.parse_hosts(hosts) if hosts else _allotted()
     slots = Counter[str]()
     for host in machines:

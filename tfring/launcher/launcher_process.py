@@ -1,4 +1,4 @@
-"""A job's launcher as a child process: its order, ticket and outcome."""
+"""A job's launcher as a child process."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ class Rendezvous:
         """Starts the launcher.
 
         Args:
-            ranks: How many ranks the job has; with how many an elastic job
-                begins.
+            ranks: The number of ranks with which the job begins.
             minimum: The fewest ranks with which an elastic job goes on. None:
                 the job ends at the first loss.
             maximum: The most ranks of an elastic job. None: `ranks`.

@@ -3,7 +3,7 @@
 The MPI launcher marks every piece of output with its rank, and the marks become
 prefixes here. A progress bar, which rewrites its line, becomes a line when it
 ends. Rank 0's bar is also shown while it moves: a terminal shows each change,
-and a file gets a line now and then.
+and a file gets a line every few seconds.
 
 Two kinds of lines are held for a while. Tracebacks are held because those of
 ranks that fail together would mix line by line; the traceback of the rank that

@@ -1,4 +1,4 @@
-"""The seam by which processes that an engine has placed become ranks.
+"""The interface by which processes that an engine has placed become ranks.
 
 The engine (Spark, Ray, or a program on its own machine) places processes, and
 carries a `Ticket` to each of them. Each process calls `start_part`, which joins

@@ -36,7 +36,7 @@ class Joined:
     def __init__(
         self, ticket: Ticket, place: str, environment: Mapping[str, str]
     ) -> None:
-        """Joins, before anything of tfring's is used in this process.
+        """Joins the job, before anything of tfring is used in this process.
 
         Waits until the launcher has a place for this worker. In a job whose
         ranks do not change, that is when all processes have come.

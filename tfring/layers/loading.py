@@ -103,7 +103,7 @@ def load_model(
         model = keras.models.load_model(filepath, custom_objects=known)
     compiled_with = getattr(model, "optimizer", None)
     if compiled_with is not None and not distributed_optimizers(compiled_with):
-        distribute(compiled_with)  # The model compiles itself in another way.
+        distribute(compiled_with)  # The model has compiled itself otherwise.
     return model
 
 

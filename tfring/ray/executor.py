@@ -39,7 +39,7 @@ class RayExecutor:
     function after each `start`, by `run`.
 
     Args:
-        num_workers: The number of ranks; with how many an elastic job begins.
+        num_workers: The number of ranks; an elastic job begins with this many.
         cpus_per_worker: The CPUs that Ray reserves for each rank.
         gpus_per_worker: The GPUs that Ray reserves for each rank. The rank sees
             no others.
@@ -250,7 +250,7 @@ class RayExecutor:
         self._owns_group = False
 
     def _has_left(self) -> bool:
-        """Has the ranks leave; returns False if some are still busy."""
+        """Asks the ranks to leave; returns False if some are still busy."""
         import ray
 
         if self._minimum is not None:
@@ -328,7 +328,8 @@ class RayExecutor:
         first = outcome.ranks.get(outcome.failed_worker or "")
         if first in errors:
             raise errors[first] from None
-        # A rank that was killed has no exception. Others fail for lack of it.
+        # A killed rank has no exception, and the other ranks fail because of
+        # it.
         if errors and not outcome.said:
             raise errors[min(errors)] from None
         said = outcome.said or "the ranks are lost."
@@ -388,7 +389,7 @@ class RayExecutor:
                         0.0 if is_elastic and errors else _OUTCOME_SECONDS
                     )
                 assert self._outcome is not None
-                # Actors of an elastic job may wait for a place for ever.
+                # Actors of an elastic job may wait for a place without end.
                 last = self._outcome.ranks if is_elastic else references
                 missing = min(len(last) - len(found), len(left))
                 if missing > 0:

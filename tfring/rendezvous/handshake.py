@@ -4,9 +4,8 @@ The side that accepts sends a nonce. The side that connects answers with one
 frame: a nonce of its own, an HMAC-SHA256 of both nonces and of its hello, and
 the hello, which is JSON. The side that accepts proves itself by an HMAC of its
 own, or closes the connection. Each HMAC covers its direction and both nonces,
-so that a proof is valid once and in one direction. A busy listener sends a word
-that proves nothing in place of its nonce or its proof, and its peer tries
-again.
+so that a proof is valid once and in one direction. A busy listener sends a
+fixed word instead of its nonce or its proof, and its peer tries again.
 
 The rest of the connection is neither encrypted nor signed: the network between
 the hosts of a job is trusted not to alter it.

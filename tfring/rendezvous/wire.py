@@ -302,7 +302,7 @@ class Listener:
             self._drop(sock, BUSY)
 
     def _drop(self, sock: socket.socket, word: bytes = b"") -> None:
-        """Closes a connection, and sends a last word to the peer before."""
+        """Sends a last word to the peer, and closes the connection."""
         del self._handshakes[sock]
         self._selector.unregister(sock)
         if word:

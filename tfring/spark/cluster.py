@@ -97,7 +97,7 @@ def place_of(task: Any) -> str:
 def environment_of(task: Any) -> dict[str, str]:
     """Returns variables that limit a rank to the cores and GPUs of its task.
 
-    Threads that the executor's environment sets stay.
+    Numbers of threads that the executor's environment sets are kept.
     """
     names = {"TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"} - os.environ.keys()
     environment = dict.fromkeys(names, str(task.cpus()))
@@ -131,7 +131,7 @@ def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
 
 
 def _cause(text: str) -> str:
-    """Returns the line of Python's exception, or that of Java's."""
+    """Returns the line of the Python exception, or of the Java exception."""
     of_python = re.search(r"^\w+(?:Error|Exception): .+", text, re.MULTILINE)
     of_java = re.search(r"(?<=^: ).+", text, re.MULTILINE)
     found = of_python or of_java

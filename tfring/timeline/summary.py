@@ -12,7 +12,7 @@ from typing import Any
 
 from tfring.bench.kinds import KINDS
 
-# The begin and the end, in microseconds.
+# The beginning and the end, in microseconds.
 Span = tuple[float, float]
 
 

@@ -13,9 +13,9 @@ namespace tfring {
 
 // Spins briefly, then yields the core, then sleeps: a short wait ends at once,
 // and a long one leaves the core to the computation.  A sleep takes about a
-// sixteenth of the wait before it.  So it prolongs a wait by no more than that,
-// and a long wait seldom wakes up only to look.  Use one object per wait; not
-// thread-safe.
+// sixteenth of the wait before it.  So it prolongs a wait by at most a
+// sixteenth, and a long wait seldom wakes up in vain.  Use one object per wait;
+// not thread-safe.
 class Backoff {
  public:
   // Offers the core `yields` times before it sleeps.

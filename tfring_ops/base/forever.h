@@ -1,4 +1,4 @@
-// What the process must not free before it ends.
+// Objects that the process must not free before it ends.
 #ifndef TFRING_OPS_BASE_FOREVER_H_
 #define TFRING_OPS_BASE_FOREVER_H_
 

@@ -36,9 +36,9 @@ TFRING_ALWAYS_INLINE float FloatOf(uint32_t bits) {
   return value;
 }
 
-// value < limit ? below : otherwise, for values below 2^31.  The expression
-// itself would not do: g++ makes a branch of it, and a branch with float
-// arithmetic, which might trap, keeps a loop from being vectorised.
+// Returns value < limit ? below : otherwise, for values below 2^31.  From that
+// expression g++ makes a branch, and a branch with float arithmetic, which
+// might trap, keeps a loop from being vectorised.
 TFRING_ALWAYS_INLINE uint32_t SelectBelow(uint32_t value, uint32_t limit,
                                           uint32_t below, uint32_t otherwise) {
   // The sign of the difference, in every bit.
@@ -75,7 +75,7 @@ class Float16 {
   static constexpr uint32_t kQuietNan = 0x7e00;
   static constexpr uint32_t kMantissa = 0x03ff;
 
-  // After Fabian Giesen, "Float->half variants", 2012
+  // Follows Fabian Giesen, "Float->half variants", 2012
   // (https://gist.github.com/rygorous/2156668): every case is computed and the
   // right one chosen at the end.
   TFRING_ALWAYS_INLINE static uint16_t Round(float value) {
@@ -105,7 +105,7 @@ class Float16 {
         (sign >> 16));
   }
 
-  // After Marat Dukhan's FP16 library, fp16_ieee_to_fp32_value
+  // Follows fp16_ieee_to_fp32_value of Marat Dukhan's FP16 library
   // (https://github.com/Maratyszcza/FP16).
   TFRING_ALWAYS_INLINE static float Widen(uint16_t bits) {
     using half_internal::BitsOf;

@@ -10,7 +10,7 @@ namespace tfring {
 namespace {
 
 void LogLine(absl::string_view kind, int rank, absl::string_view text) {
-  // One call, so that the lines of several ranks do not mix.
+  // Write the line in one call, so that the lines of several ranks do not mix.
   const std::string line =
       absl::StrCat("tfring ", kind, " on rank ", rank, ": ", text, "\n");
   std::fputs(line.c_str(), stderr);

@@ -53,13 +53,13 @@ struct Options {
   // TFRING_ALLREDUCE: auto, or the name of the one algorithm to use.  See
   // algorithms/adaptive/cost_model.h.
   AllreduceAlgorithm allreduce = AllreduceAlgorithm::kAuto;
-  // Under a cached schedule, up to this many ranks tell each other directly of
-  // their progress, and more ranks form a tree.  Only tests set it.
+  // Under a cached schedule, up to this many ranks report their progress to
+  // each other directly, and more ranks form a tree.  Only tests set it.
   int max_progress_peers = 32;
   // TFRING_VERBOSE: rank 0 logs what it has measured and chosen.
   bool verbose = false;
 
-  // How long a transport waits for data that does not move; 0 means for ever.
+  // How long a transport waits for data that does not move; 0 means no limit.
   // It is somewhat longer than it takes until every rank has given up a silent
   // one, because that error names the culprit.
   static constexpr double kSilenceGraceSeconds = 10;

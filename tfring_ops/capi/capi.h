@@ -20,14 +20,15 @@ TFRING_EXPORT const char* tfring_init(int32_t comm);
 
 // Connects this rank with another one of a set, for a channel.  Returns a
 // socket, which the caller then owns, -1 while the peer has not done its part,
-// or -2 if there can be no connection.  For channel 0 it waits for the peer.
+// or -2 if there can be no connection.  The call for channel 0 waits for the
+// peer.
 typedef int32_t (*tfring_connect)(int32_t channel, int32_t peer);
 
 // Starts the world's engine without MPI, for the job of this generation, which
 // is positive and higher than any earlier job's.  This process is `rank` of
 // `size` ranks, which are on the machines `nodes`.  `connect` is called before
 // this returns, and by any thread until tfring_shutdown.  If `replaces_ranks`
-// is not 0, the job ends when the others have waited too long for a rank.
+// is not 0, the job ends when ranks have waited too long for another one.
 TFRING_EXPORT const char* tfring_init_sockets(int64_t generation, int32_t rank,
                                               int32_t size,
                                               const int32_t* nodes,
@@ -95,7 +96,7 @@ TFRING_EXPORT void tfring_statistics_stop();
 TFRING_EXPORT const char* tfring_statistics();
 
 // Returns for how many seconds this process has waited in iterators of tf.data.
-// Defined in tf/input_time.cc, as only that layer knows TensorFlow.
+// It is defined in tf/input_time.cc, because only that layer knows TensorFlow.
 TFRING_EXPORT double tfring_input_seconds();
 
 // Describes the GPUs, which are found by trying them: a line for each fact,

@@ -1,4 +1,4 @@
-// How long an allreduce takes on a cluster that somebody plans.
+// Predicts how long an allreduce takes on a planned cluster.
 #include <string>
 
 #include "absl/strings/str_cat.h"

@@ -3,11 +3,12 @@
 // Thread-safe.
 //
 // Note [The thread that submits a small request runs it]
-// To wake the engine's thread takes several times as long as a small collective
-// within a machine.  So there the driver is the engine's thread or, while
-// nothing else is in flight, for a moment the thread that submits a small
-// request.  If a rank's request is still missing then, the engine's thread is
-// woken.  Between machines it always is: the network takes longer than that.
+// Waking the engine's thread takes several times as long as a small collective
+// within a machine.  So within a machine, the thread that submits a small
+// request becomes the driver for a moment, if nothing else is in flight.  If a
+// rank's request is still missing afterwards, the engine's thread is woken.
+// Between machines it is always woken, because the network takes longer than
+// that.
 #ifndef TFRING_OPS_ENGINE_DRIVER_LOCK_H_
 #define TFRING_OPS_ENGINE_DRIVER_LOCK_H_
 
@@ -20,8 +21,8 @@ namespace tfring {
 
 class DriverLock {
  public:
-  // Unlike a mutex's, it may be called, and then fails, on the thread that has
-  // the lock: a `done` that the driver calls may submit.
+  // Unlike std::mutex::try_lock, it may be called on the thread that has the
+  // lock, and then fails: a `done` that the driver calls may submit.
   bool TryLock() {
     if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
     driver_ = std::this_thread::get_id();

@@ -133,8 +133,8 @@ class RingEngine final : public Engine {
   const Options& options() const override { return options_; }
 
  private:
-  // Every wait on one of the channels makes progress with the negotiation: so
-  // the next response list is agreed on while buckets are on the wire.
+  // Makes every wait on a channel progress the negotiation, so that the next
+  // response list is agreed on while buckets are on the wire.
   std::vector<std::unique_ptr<Transport>> Polling(
       std::vector<std::unique_ptr<Transport>> channels) {
     for (std::unique_ptr<Transport>& channel : channels) {
@@ -168,7 +168,7 @@ class RingEngine final : public Engine {
     started_ = true;
   }
 
-  // For the IdleWatch, which takes the thread's place until the thread starts.
+  // Called by the IdleWatch, which replaces the thread until the thread starts.
   std::optional<std::chrono::microseconds> LookWhileIdle() {
     std::unique_lock<std::mutex> lock(start_mutex_);
     if (started_) return std::nullopt;
@@ -200,7 +200,7 @@ class RingEngine final : public Engine {
     for (Backoff backoff;; backoff.Pause()) {
       if (!Poll().ok()) return false;
       if (!requests_.All(IsSmall)) return false;
-      // The engine's thread meets this error again, and ends everything.
+      // The engine's thread gets this error again, and ends everything.
       failure_.Update(RunNext());
       if (!failure_.Get().ok() || state_ == State::kOver) return false;
       if (requests_.empty()) return !negotiator_.HasNext();
@@ -245,7 +245,7 @@ class RingEngine final : public Engine {
     driver_lock_.Unlock();
   }
 
-  // One step, or the end.
+  // Makes one step, or ends the engine.
   void LookOnce() {
     progressed_ = false;
     absl::Status status;
@@ -284,7 +284,7 @@ class RingEngine final : public Engine {
     for (const auto& task : tasks_) task->KeepMemory();
   }
 
-  // One look at everything that may have happened.
+  // Looks once at everything that may have happened.
   absl::Status Step() {
     TFRING_RETURN_IF_ERROR(Poll());
     return RunNext();
@@ -410,7 +410,7 @@ class RingEngine final : public Engine {
     const absl::StatusOr<ExecutionLane*> lane = lanes_.Of(task->first());
     if (!lane.ok()) {
       task->Finish(lane.status());
-      // If all ranks have the same error, the engine continues.
+      // After an error that all ranks have, the engine continues.
       return lanes_.Progress();
     }
     TFRING_RETURN_IF_ERROR(RunAndFinish(task, **lane));
@@ -445,7 +445,7 @@ class RingEngine final : public Engine {
     }
   }
 
-  // Returns this rank's longest wait: for a bucket on the wire, else for the
+  // Returns this rank's longest wait: for a bucket on the wire, or else for the
   // oldest request that is not agreed on.
   std::optional<SilenceWatch::Wait> OldestWait() const {
     for (const auto& task : tasks_) {
@@ -462,7 +462,7 @@ class RingEngine final : public Engine {
   const Options options_;
   ProcessSet process_set_;
   const Clock& clock_ = *process_set_.clock;
-  // For what takes milliseconds of this machine's time, or of simulated time.
+  // The clock for waits of milliseconds: of this machine, or simulated.
   const Clock& machine_clock_ =
       process_set_.has_thread ? SteadyClock() : clock_;
   const Members members_;

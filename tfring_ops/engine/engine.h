@@ -1,7 +1,7 @@
 // The engine takes tensor entries in any order, agrees with all ranks on the
 // entries that are ready everywhere, and runs them.  It has a thread of its
-// own, unless its process set has none, and one for each lane (lanes.h) if
-// there are several.  The thread that submits a small request may run it.
+// own, unless its process set forbids threads, and one for each lane (lanes.h)
+// if there are several.  The thread that submits a small request may run it.
 //
 // Thread-safe.
 //
@@ -29,7 +29,7 @@
 
 namespace tfring {
 
-// What an engine has found when it looked.
+// The result of Engine::Look.
 enum class Found { kNothing, kSomething, kEnd };
 
 class Engine {
@@ -58,9 +58,9 @@ class Engine {
   virtual void Shutdown() = 0;
 
   // Looks once at everything that may have happened, and runs what the ranks
-  // have agreed on; so ranks of a simulated job need no threads.  kEnd after a
-  // Shutdown, or a failure: the engine has done all that it will do, and may be
-  // destroyed.
+  // have agreed on, so that ranks of a simulated job need no threads.  Returns
+  // kEnd after a Shutdown or a failure, when the engine has nothing more to do
+  // and may be destroyed.
   // REQUIRES: the process set has no thread.
   virtual Found Look() = 0;
 
@@ -68,8 +68,8 @@ class Engine {
   // another process set has found a rank lost.  Never blocks.
   virtual void Abort(const absl::Status& reason) = 0;
 
-  // Returns why the engine takes no more entries: a rank is lost or has left.
-  // OK while it takes some.
+  // Returns why the engine refuses entries: a rank is lost or has left.  OK
+  // while it accepts them.
   virtual absl::Status ended() = 0;
 
   // The rank in the process set, and the number of its ranks.

@@ -23,13 +23,13 @@ std::string LabelOf(const Members& members, const CollectiveRequest& request);
 // ended.
 absl::Status NameInUse(const CollectiveRequest& request);
 
-// Says that `what` has waited for the ranks `silent`, of which nothing is
-// heard.
+// Says that `what` has waited for the ranks `silent`, which send nothing.
 std::string DescribeSilence(const Members& members, const std::string& what,
                             double waited_seconds,
                             const std::vector<int32_t>& silent,
                             double silent_seconds);
-// Says the same if this rank does not wait for them.
+// Says that the ranks `silent` send nothing, if this rank does not wait for
+// them.
 std::string DescribeSilence(const Members& members,
                             const std::vector<int32_t>& silent,
                             double silent_seconds);

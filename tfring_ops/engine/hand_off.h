@@ -1,4 +1,4 @@
-// When handing work to another thread costs more than the work itself.
+// Limits below which handing work to another thread costs more than the work.
 //
 // Measured on one machine with two ranks: it takes 30 to 60 us until a thread
 // that sleeps runs, and about as long to allreduce 64 KiB.
@@ -11,17 +11,17 @@
 namespace tfring {
 
 // A bucket of fewer bytes runs on the driver, even if a worker is free.  The
-// thread that waits for a collective of at most so many bytes polls for
+// thread that waits for a collective of at most this many bytes polls for
 // `kResultPoll` before it sleeps.
 inline constexpr int64_t kHandOffBytes = 64 << 10;
 inline constexpr std::chrono::microseconds kResultPoll{30};
 
-// Within a machine, a thread that submits a request of at most so many bytes
+// Within a machine, a thread that submits a request of at most this many bytes
 // may drive the engine itself: backpropagation hardly waits.
 inline constexpr int64_t kDriveBytes = 1 << 20;
-// How long it waits there for the other ranks: somewhat longer than it takes to
-// wake the engine's thread.  With a shorter wait, ranks that have missed each
-// other once do so in every step.
+// How long that thread waits for the other ranks: somewhat longer than it takes
+// to wake the engine's thread.  With a shorter wait, ranks that have missed
+// each other once do so in every step.
 inline constexpr std::chrono::microseconds kDrivePoll{100};
 
 }  // namespace tfring

@@ -46,7 +46,7 @@ void IdleWatch::Run() {
       if (wait) next = std::min(next, *wait);
       each = wait ? std::next(each) : looks_.erase(each);
     }
-    // Nothing to look after costs no wake-ups.
+    // Without an owner the thread never wakes up.
     if (looks_.empty()) {
       changed_.wait(lock, [this] { return ends_ || !looks_.empty(); });
     } else {

@@ -1,13 +1,13 @@
-// One thread that looks after all engines that have never been used, in place
-// of a thread for each: see Note [Engines that nobody has used].
+// One thread that serves all engines that have never been used, in place of a
+// thread for each: see Note [Engines that nobody has used].
 //
 // Thread-safe.
 //
 // Note [Engines that nobody has used]
 // A job may have many process sets, and each rank uses a few.  So an engine
-// starts its own thread when it is first given anything to do, on this rank or,
-// as its control channel tells, on another.  Until then its heartbeats are sent
-// and heard here.
+// starts its own thread at the first request, of this rank or, as its control
+// channel tells, of another one.  Until then this thread sends and receives its
+// heartbeats.
 #ifndef TFRING_OPS_ENGINE_IDLE_WATCH_H_
 #define TFRING_OPS_ENGINE_IDLE_WATCH_H_
 
@@ -35,7 +35,7 @@ class IdleWatch {
   static constexpr std::chrono::milliseconds kShortestPeriod{20};
   static constexpr std::chrono::milliseconds kLongestPeriod{250};
   // The period of an engine that has had nothing to do for a while, if its
-  // heartbeats can be put off for so long.
+  // heartbeats can be put off for that long.
   static std::chrono::microseconds Period(
       std::chrono::nanoseconds heartbeat_look);
 

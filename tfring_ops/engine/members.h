@@ -1,4 +1,4 @@
-// Which ranks of the world a process set has.
+// The ranks of the world that a process set has.
 #ifndef TFRING_OPS_ENGINE_MEMBERS_H_
 #define TFRING_OPS_ENGINE_MEMBERS_H_
 
@@ -12,7 +12,7 @@
 
 namespace tfring {
 
-// An engine numbers its ranks from 0.  Users know the ranks of the world alone,
+// An engine numbers its ranks from 0.  Users know only the ranks of the world,
 // so messages name these.
 struct Members {
   // All ranks of a world of `size` ranks.

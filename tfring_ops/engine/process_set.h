@@ -30,13 +30,13 @@ struct ProcessSet {
   // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,
   // with rank 0's options; kHost where this rank has joined and named none.
   // Called on the engine's thread of every rank, before the first collective on
-  // tensors there.  The engine goes on after an error of all ranks; one of this
-  // rank alone must abort `data`.  Null: there are no GPUs.
+  // tensors there.  The engine goes on after an error that all ranks have; an
+  // error of this rank alone must abort `data`.  Null: there are no GPUs.
   std::function<absl::StatusOr<Lane>(const Options& options, int32_t device,
                                      Transport& data)>
       make_device_lane;
-  // Outlives the engine, and looks after it until it is first used.  If null,
-  // the engine has a thread from the start.
+  // Outlives the engine, and serves it until it is first used.  If null, the
+  // engine has a thread from the start.
   IdleWatch* idle_watch = nullptr;
   // Outlives the engine.
   const Clock* clock = &SteadyClock();

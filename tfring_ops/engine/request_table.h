@@ -1,7 +1,7 @@
 // The requests that were submitted on this rank, and that the ranks have not
 // agreed on yet.
 //
-// Not thread-safe: the driver's (driver_lock.h).
+// Not thread-safe: only the driver uses it (driver_lock.h).
 #ifndef TFRING_OPS_ENGINE_REQUEST_TABLE_H_
 #define TFRING_OPS_ENGINE_REQUEST_TABLE_H_
 

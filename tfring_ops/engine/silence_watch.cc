@@ -34,7 +34,7 @@ absl::Status SilenceWatch::CheckSilent(
     seconds = std::max(seconds, SecondsBetween(one.since, now));
   }
   ReportReturns(ranks);
-  // Everybody hears of it from the world's coordinator.
+  // The world's coordinator reports for all ranks.
   const bool reports = wait || (rank_ == kCoordinatorRank && members_.id == 0);
   if (ranks.empty() || !reports) return absl::OkStatus();
 

@@ -1,5 +1,5 @@
-// What a rank does about silent ranks: it warns while it waits for them, and
-// gives up in the end.
+// Warns of silent ranks while this rank waits for them, and gives up in the
+// end.
 //
 // One rank gives up for all, so that all have the same error: the first rank
 // that is not silent itself.  If it does not, the next ranks follow in turn.

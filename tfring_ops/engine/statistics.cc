@@ -17,7 +17,7 @@ void Statistics::BeginBucket(int64_t now_ns) {
 
 void Statistics::EndBucket(int64_t now_ns, int64_t bytes) {
   AdvanceTo(now_ns);
-  // It may have begun before anything was counted.
+  // The bucket may have begun before anything was counted.
   running_ = std::max(running_ - 1, 0);
   ++totals_.buckets;
   totals_.bytes += bytes;
@@ -37,7 +37,7 @@ void Statistics::EndWait(int64_t now_ns) {
 void Statistics::AddNegotiation(const std::string& name, int64_t duration_ns) {
   ++totals_.requests;
   totals_.negotiate_ns += duration_ns;
-  // Names that never come again do not fill the memory.
+  // Bound the memory of names that never come again.
   if (names_.size() >= kMostNames) names_.clear();
   if (names_.insert(name).second) return;
   ++totals_.steps;
@@ -60,7 +60,8 @@ void Statistics::AdvanceTo(int64_t now_ns) {
     totals_.running_ns += passed_ns;
     if (waiting_ > 0) totals_.exposed_ns += passed_ns;
   }
-  // Threads may arrive with times in another order than they have read them.
+  // Threads may get here in another order than that in which they read the
+  // clock.
   since_ns_ = std::max(since_ns_, now_ns);
 }
 

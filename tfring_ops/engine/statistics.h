@@ -26,8 +26,8 @@ class Statistics {
     int64_t waits = 0;  // How often an operation waited for its request.
     // Reports of requests that some ranks have not submitted.
     int64_t stalls = 0;
-    // How often a name has come again: a step is what lies in between, so that
-    // a training whose step reduces each gradient once counts its steps.
+    // How often a name has come again.  A training whose step reduces each
+    // gradient once thereby counts its steps.
     int64_t steps = 0;
   };
 

@@ -37,7 +37,7 @@ void Submissions::TakePlace(TensorEntry& entry) {
   Chain::Place& place = entry.chain->places[request.process_set_id];
   if (place.chain.empty()) {
     place.chain = request.name;
-    // A chain that one rank does not count is not compared.
+    // Executions of a chain that some rank does not count are not compared.
     if (executions_.size() < kMostChains ||
         executions_.count(request.name) > 0) {
       place.execution = ++executions_[request.name];

@@ -2,17 +2,17 @@
 //
 // Thread-safe.
 //
-// Invariant: of the entries in flight, no two have one name.
+// Invariant: no two entries in flight have the same name.
 //
 // Note [Executions of a chain]
-// Ranks meet by name.  If a rank's step has failed half way, and it continues
-// with the next step, its new starts would meet the starts that it left out in
-// the step before.  So a request says which execution of its chain it belongs
-// to.  Executions are counted when they begin, by the name of the chain's first
-// request that has one: an execution that failed half way counts, and one that
-// never began, as on a rank without data, does not.  Under a cached schedule
-// this is not checked: a rank that skips a part of a chain skips a part of the
-// schedule, and so leaves it.
+// Requests of different ranks match by name.  If a rank's step has failed half
+// way, and it continues with the next step, its new starts would match the
+// starts of other ranks that it left out in the step before.  So a request says
+// which execution of its chain it belongs to.  Executions are counted when they
+// begin, by the name of the chain's first request that has one: an execution
+// that failed half way counts, and one that never began, as on a rank without
+// data, does not.  Under a cached schedule this is not checked: a rank that
+// skips a part of a chain skips a part of the schedule, and so leaves it.
 #ifndef TFRING_OPS_ENGINE_SUBMISSIONS_H_
 #define TFRING_OPS_ENGINE_SUBMISSIONS_H_
 

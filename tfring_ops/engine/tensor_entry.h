@@ -46,7 +46,8 @@ inline constexpr int kCollectiveKindCount =
 
 const char* Name(CollectiveKind kind);
 
-// The kind of message that its bytes are counted as.
+// Returns the kind under which the bytes of a collective's messages are
+// counted.
 inline MessageKind MessagesOf(CollectiveKind kind) {
   static_assert(kCollectiveKindCount < kMostMessageKinds);
   return static_cast<MessageKind>(static_cast<int>(kind) + 1);

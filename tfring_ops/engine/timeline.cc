@@ -58,7 +58,7 @@ void Timeline::StopCounting() {
   std::lock_guard<std::mutex> lock(mutex_);
   --counters_;
   looks_ = records_ || counters_ > 0;
-  // What runs now may end while nothing is counted.
+  // A bucket that runs now may end while nothing is counted.
   if (counters_ == 0) statistics_.Forget(Clock());
 }
 
@@ -112,7 +112,7 @@ void Timeline::RecordResponses(int process_set) {
 
 void Timeline::Record(Event event) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // It may have stopped, and begun anew, since.
+  // The recording may have been stopped and started again since.
   if (event.end_ns == 0) return;
   if (counters_ > 0) {
     if (event.phase == Phase::kBucket) {

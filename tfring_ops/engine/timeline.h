@@ -1,13 +1,13 @@
-// Records when this process's engines do what: from Start to Stop for a picture
-// (tfring/timeline/), and as sums for a monitor.
+// Records the work of this process's engines: between Start and Stop as events
+// for a picture (tfring/timeline/), and as sums for a monitor.
 //
 // Thread-safe.  A process has one timeline, so that the engines of all process
 // sets, and the operations that wait for them, share one clock and one picture.
 //
 // Invariants:
 // - While it neither records nor counts, it costs one atomic load for each
-//   thing that it would have recorded.
-// - It keeps at most `kMaxEvents`; what comes later is counted.
+//   event that it would have recorded.
+// - It keeps at most `kMaxEvents`; later events are only counted.
 #ifndef TFRING_OPS_ENGINE_TIMELINE_H_
 #define TFRING_OPS_ENGINE_TIMELINE_H_
 

@@ -1,8 +1,8 @@
 // Threads for the continuations of a future.
 //
 // XLA:CPU runs a future's continuations, up to the rest of the program, on the
-// thread that fulfils the promise.  That must not be the engine's, so it is one
-// of these, as many as XLA has itself.
+// thread that fulfils the promise.  That must not be the engine's thread, so it
+// is one of these; there are as many of them as XLA has itself.
 #ifndef TFRING_OPS_FFI_CONTINUATIONS_H_
 #define TFRING_OPS_FFI_CONTINUATIONS_H_
 

@@ -5,8 +5,8 @@
 //
 // Every operand of a custom call is in the GPU's memory there, also the int64
 // handles of the ops, where the host can read them only by waiting for the
-// stream.  So their data orders the calls, as it does on the host, and says
-// nothing else.  The host learns their meaning by other means:
+// stream.  So the handles only order the calls, as data.  The host learns their
+// meaning by other means:
 //
 // - XLA runs the calls of a program in their order, on the thread that enqueues
 //   it.  So a Start follows the Start before it on its stream, unless the

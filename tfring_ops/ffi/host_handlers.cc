@@ -107,7 +107,7 @@ ffi::Error Pin(ffi::AnyBuffer buffer, ffi::Result<ffi::AnyBuffer> result) {
   return ffi::Error::Success();
 }
 
-// In place, unless XLA has moved the whole.
+// Copies nothing but the share, unless XLA has moved `whole`.
 ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer share,
                  ffi::Result<ffi::AnyBuffer> result, int64_t begin) {
   const absl::StatusOr<std::byte*> place = Place(*result, share, begin);

@@ -48,7 +48,7 @@ absl::Status CheckAllInPlace(const std::vector<const void*>& outputs,
 
 }  // namespace
 
-// Both use the numbers of gRPC's codes.
+// Abseil and XLA's FFI both use the numbers of gRPC's codes.
 ffi::Error ToXla(const absl::Status& status) {
   return ffi::Error(static_cast<ffi::ErrorCode>(status.raw_code()),
                     std::string(status.message()));

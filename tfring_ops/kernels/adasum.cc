@@ -12,7 +12,8 @@ double Number(double value) { return value; }
 
 template <typename T>
 void AdasumElements(T* dst, const T* a, const T* b, int64_t count) {
-  // Several sums of each kind, which a CPU adds up at the same time.
+  // The number of partial sums of each kind, which a CPU adds up at the same
+  // time.
   constexpr int kLanes = 8;
   double lanes_aa[kLanes] = {}, lanes_ab[kLanes] = {}, lanes_bb[kLanes] = {};
   const auto add = [&](int lane, int64_t i) {

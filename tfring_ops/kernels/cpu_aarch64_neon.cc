@@ -1,4 +1,4 @@
-// NEON, which every aarch64 has, and so no flags are needed: only the
+// NEON, which every aarch64 CPU has, so the unit needs no flags.  Only the
 // conversions of float16 differ from the portable code.
 #include <arm_neon.h>
 

@@ -5,7 +5,7 @@
 
 namespace tfring {
 
-// STNP is but a hint; no machine was at hand to see what it does.
+// STNP is only a hint, and its effect has not been measured on any machine.
 void StreamingCopy(void* dst, const void* src, size_t bytes) {
   std::memcpy(dst, src, bytes);
 }

@@ -84,7 +84,8 @@ class CpuKernelsImpl final : public Kernels {
   void Free(void* memory) const override { std::free(memory); }
 
  private:
-  // In blocks that are scaled while they are in the first cache.
+  // Converts in blocks, which are scaled while they are in the first-level
+  // cache.
   void ConvertPiece(const CopyPiece& piece, DataType from, DataType to,
                     double factor) const {
     constexpr int64_t kBlock = 2048;

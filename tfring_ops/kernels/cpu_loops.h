@@ -13,7 +13,7 @@
 // A job's ranks may run on CPUs of several kinds, and the same job on different
 // ones tomorrow.  Each variant computes an element with the same IEEE
 // operations in the same order, and no contraction (tools/native.mk): so
-// results are the same to the bit, but for the sign and payload of a NaN.
+// results are the same to the bit, except for the sign and payload of a NaN.
 //
 // Note [No streaming stores]
 // Streaming stores keep the sums out of the caches, although the primitive that
@@ -34,8 +34,8 @@ namespace tfring {
 
 // CpuLoops requires of `Cpu` the vectors that hold kFloats floats and kDoubles
 // doubles, which have C++'s operators, and conversions of the elements of all
-// floating-point types to Floats and back.  This is the portable version, one
-// by one; `Unit` is any class of the unit's own.
+// floating-point types to Floats and back.  This is the portable version, which
+// computes one element at a time; `Unit` is any class of the unit's own.
 template <typename Unit>
 struct PortableCpu {
   using Floats = float;
@@ -99,13 +99,14 @@ class CpuLoops {
  private:
   using Doubles = typename Cpu::Doubles;
 
-  // 49 * (1.0 / 49) is a little less than 1, and means 1: what is less than a
-  // whole number by this share of it is not truncated to the one below.
+  // 49 * (1.0 / 49) is a little less than 1, and means 1: a value that is less
+  // than a whole number by at most this share of it is not truncated to the
+  // number below.
   static constexpr double kForgiven =
       2 * std::numeric_limits<double>::epsilon();
 
-  // A byte of any value.  It is undefined to read a `bool` that is neither 0
-  // nor 1.
+  // A byte of any value.  Reading a `bool` that is neither 0 nor 1 is
+  // undefined.
   class Bool {
    public:
     Bool() = default;
@@ -215,8 +216,8 @@ class CpuLoops {
     assert(false && "not a ReduceOp");
   }
 
-  // Calls body(i) for every i in [0, count), many at a time: an element that
-  // one call writes, no other call may touch.
+  // Calls body(i) for every i in [0, count), many at a time: no call may touch
+  // an element that another call writes.
   //
   // At -O2, g++ vectorises only loops with a known count, hence the blocks, and
   // only loops that need no check for overlap at run time, hence the pragma.
@@ -345,7 +346,9 @@ class CpuLoops {
     return values < kHighest ? values : zero + kHighest;
   }
 
-  // A 64-bit integer may be too large for kForgiven to be less than 1.
+  // Rounds a value that differs from a whole number by at most kForgiven of it.
+  // A factor of 1 + kForgiven, as in IntoRange, could add 1 and more to a large
+  // 64-bit integer.
   static double Forgive(double value) {
     // Doubles from 2^52 on are whole: so the addition rounds, to nearest even,
     // and larger values need no rounding.

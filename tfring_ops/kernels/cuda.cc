@@ -15,10 +15,10 @@
 namespace tfring {
 namespace {
 
-// The driver: an event cannot exist without it.
+// Returns the driver, without which no event can exist.
 const CudaDriver& Driver() { return **CudaDriver::Get(); }
 
-// The primary context of a GPU, which is retained for ever.
+// Returns the primary context of a GPU, which is never released.
 absl::StatusOr<CUcontext> ContextOf(int ordinal) {
   static auto& mutex = *new std::mutex;
   static auto& contexts = *new std::map<int, CUcontext>;
@@ -97,7 +97,7 @@ absl::Status CudaDevice::Open() {
       &major, kCudaAttributeCapabilityMajor, device_));
   TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
       &minor, kCudaAttributeCapabilityMinor, device_));
-  // TensorFlow's is the primary context too.
+  // TensorFlow uses the primary context, too.
   TFRING_RETURN_IF_ERROR(driver_.cuDevicePrimaryCtxRetain(&context_, device_));
   TFRING_ENTER_CONTEXT(driver_, context_);
   TFRING_RETURN_IF_ERROR(CreateStream(driver_, &stream_));
@@ -107,7 +107,8 @@ absl::Status CudaDevice::Open() {
   return absl::OkStatus();
 }
 
-// At the end of a process the driver may be gone already, and says so.
+// At the end of a process the driver may be unloaded already; its errors are
+// ignored.
 CudaDevice::~CudaDevice() {
   if (kernels_ != nullptr && kernels_->is_abandoned()) {
     KeepForever(std::move(kernels_));

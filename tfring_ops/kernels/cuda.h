@@ -1,5 +1,5 @@
-// An NVIDIA GPU, through its driver: nothing of CUDA is needed to build, nor to
-// run where there is no GPU.
+// An NVIDIA GPU, through its driver: neither a build nor a machine without a
+// GPU needs CUDA.
 //
 // The driver's types stay below: a stream is a CUstream as `void*`, as
 // TensorFlow and XLA hand it out.
@@ -41,21 +41,21 @@ absl::StatusOr<int> CudaDeviceInUse();
 
 // Note [Waits of the driver]
 //
-// The driver waits for the GPU in more calls than its documentation says.  To
-// free or unpin memory, to close another process's and to unload kernels waits
-// for all streams of the context, and to allocate or pin memory may; a copy
-// from or to memory that is not pinned may wait for what its stream has to do
-// before it.  None of these waits has a deadline, and a stream that waits for a
-// lost rank continues only when this rank's host ends that wait.
+// The driver waits for the GPU in more calls than its documentation says.
+// Freeing or unpinning memory, closing another process's memory and unloading
+// kernels wait for all streams of the context; allocating or pinning memory
+// may.  A copy from or to memory that is not pinned may wait for the earlier
+// work on its stream.  None of these waits has a deadline, and a stream that
+// waits for a lost rank continues only when this rank's host ends that wait.
 //
-// So if a thread's streams may wait for other ranks, it makes none of these
-// calls before the streams are idle; it waits for that with a deadline and an
-// eye on the ranks (CudaDevice::WaitBy).  Streams of other threads, such as
-// another process set's or the framework's, become idle without this thread:
-// their owners do the same, and so are not in such a call while the streams
-// wait.
+// So a thread whose streams may wait for other ranks makes none of these calls
+// before the streams are idle; it waits for that with a deadline, and checks
+// for lost ranks meanwhile (CudaDevice::WaitBy).  Streams of other threads,
+// such as another process set's or the framework's, become idle without this
+// thread: their owners follow the same rule, and so are not in such a call
+// while the streams wait.
 //
-// To destroy a stream or an event waits for nothing.
+// Destroying a stream or an event does not wait.
 
 // A GPU and one stream on it.  Thread-safe, except kernels(), WaitBy and
 // Abandon, which only the thread that owns the stream may call.
@@ -96,10 +96,10 @@ class CudaDevice {
   absl::Status Finish() const;
 
   // From now on the stream may wait for other ranks.  `wait` returns when the
-  // work of this stream and of those beside it has ended; if it cannot end,
-  // `wait` returns an error, after which the streams wait for no rank, or
-  // Abandon has been called.  With null, the stream no longer waits for ranks.
-  // See Note [Waits of the driver].
+  // work of this stream and of the transport's streams has ended.  If it cannot
+  // end, `wait` returns an error, after which the streams wait for no rank, or
+  // Abandon has been called.  Null: the stream no longer waits for ranks.  See
+  // Note [Waits of the driver].
   void WaitBy(std::function<absl::Status()> wait) const;
   // Says that the stream may never become idle.  From now on nothing is freed,
   // not even with the device.

@@ -1,6 +1,6 @@
 #include "tfring_ops/kernels/cuda_cubins.h"
 
-// One for each generation, in order; tools/native.mk (CUBINS) has them made.
+// A cubin for each generation, in order; tools/native.mk (CUBINS) makes them.
 #define TFRING_FOR_EACH_CUBIN(MACRO) \
   MACRO(60) MACRO(70) MACRO(80) MACRO(90) MACRO(100) MACRO(120)
 

@@ -1,8 +1,8 @@
-// The kernels as the code of some GPUs, which the driver need not compile: that
-// takes a second, and a library of its own.
+// The kernels as machine code for some GPUs, which spares the driver the
+// compilation: that takes a second, and needs a library of its own.
 //
-// cuda_cubins.cc has what `ptxas` has made of cuda_kernels.ptx; where the build
-// finds none, cuda_no_cubins.cc takes its place.
+// cuda_cubins.cc has the code that `ptxas` has made of cuda_kernels.ptx.  If
+// the build finds no `ptxas`, cuda_no_cubins.cc takes its place.
 #ifndef TFRING_OPS_KERNELS_CUDA_CUBINS_H_
 #define TFRING_OPS_KERNELS_CUDA_CUBINS_H_
 

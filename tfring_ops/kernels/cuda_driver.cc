@@ -9,8 +9,8 @@ namespace tfring {
 namespace {
 
 constexpr char kLibrary[] = "libcuda.so.1";
-// The interface of 12.1, the version of the kernels' PTX: CUDA 12.1 says so of
-// itself as 12010.
+// CUDA 12.1, the version of the kernels' PTX, in the numbers of
+// cuDriverGetVersion.
 constexpr int kLeastVersion = 12010;
 
 absl::Status CheckVersion(const CudaDriver& driver) {

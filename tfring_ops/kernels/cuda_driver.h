@@ -1,5 +1,5 @@
-// The CUDA driver's functions, found at run time: nothing here asks the linker
-// for one.  Thread-safe.
+// The CUDA driver's functions, found at run time: nothing is linked.
+// Thread-safe.
 //
 // Types and numbers are from cuda.h 12.1; the names with _v2 are what that
 // header's macros stand for.

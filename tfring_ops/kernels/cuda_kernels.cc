@@ -11,7 +11,8 @@
 #include "tfring_ops/kernels/cuda_cubins.h"
 #include "tfring_ops/kernels/cuda_pieces.h"
 
-// The text of the kernels, as the assembler finds it beside their source.
+// The PTX of the kernels, which the assembler includes from the file beside the
+// source.
 asm(R"(
     .section .rodata
     .globl tfring_cuda_ptx
@@ -27,17 +28,17 @@ namespace tfring {
 namespace {
 
 constexpr int64_t kBytesPerThread = 16;  // cuda_kernels.cu: Vector
-// For the longer elements of a tile: four vectors for each thread.
+// A tile has four vectors for each thread, of the larger type of element.
 constexpr int64_t kTileBytes =
     int64_t{kCudaThreadsPerBlock} * kBytesPerThread * 4;
 
-// Blocks of a grid.  The bus between GPUs bounds the kernels, and 64 blocks
-// fill it (Note [Loads in flight] in cuda_kernels.cu).  Only an idle GPU has a
-// use for more: backpropagation keeps the remaining multiprocessors, and half
-// of the threads of these.
+// The most blocks of a grid.  The bus between GPUs bounds the kernels, and 64
+// blocks fill it (Note [Loads in flight] in cuda_kernels.cu).  More would help
+// only on an idle GPU: backpropagation keeps the remaining multiprocessors, and
+// half of the threads of these.
 constexpr int64_t kMostBlocks = 64;
 
-// cuda_kernels.cu's word for it.
+// Returns the name of `op` in cuda_kernels.cu.
 const char* KernelName(ReduceOp op) {
   return op == ReduceOp::kAverage ? Name(ReduceOp::kSum) : Name(op);
 }
@@ -64,7 +65,7 @@ absl::Status CudaKernels::LoadModule(int capability) {
   const absl::Status loaded =
       driver_.cuModuleLoadDataEx(&module_, cubin->image, 0, nullptr, nullptr);
   if (loaded.ok()) return absl::OkStatus();
-  // A driver that is older than they are.
+  // The driver is older than the built-in code.
   const absl::Status compiled = CompileModule();
   if (compiled.ok()) return absl::OkStatus();
   return absl::Status(
@@ -176,7 +177,7 @@ void CudaKernels::CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
     const int64_t tile_count = kTileBytes / element_bytes * units;
     size_t next = 0;
     while (next < pieces.size()) {
-      // The driver copies it as it launches.
+      // The driver copies the table when it launches the kernel.
       CudaPieces table = {};
       table.tile_count = tile_count;
       table.factor = factor;
@@ -247,10 +248,10 @@ absl::StatusOr<void*> CudaKernels::Allocate(int64_t bytes) const {
   return DeviceMemory(address);
 }
 
-// The driver waits for work that still uses it.
+// Freeing memory waits for the work that still uses it.
 void CudaKernels::Free(void* memory) const {
   const CudaScope scope(driver_, context_);
-  AwaitWork().IgnoreError();  // Where it fails, nothing waits any more.
+  AwaitWork().IgnoreError();  // After an error, nothing waits any more.
   if (is_abandoned_) return;
   driver_.cuMemFree.Result(DeviceAddress(memory));
 }

@@ -3,7 +3,7 @@
 //
 // Each computes an element with the same IEEE operations in the same order as
 // cpu_loops.h, and is compiled without contraction: results are the same to the
-// bit, but for the sign and payload of a NaN.
+// bit, except for the sign and payload of a NaN.
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -46,7 +46,7 @@ struct bfloat16 {
   static __device__ float Load(uint16_t bits) {
     return __uint_as_float(static_cast<uint32_t>(bits) << 16);
   }
-  // To nearest even; a NaN stays one.
+  // Rounds to nearest even, and keeps a NaN.
   static __device__ uint16_t Store(float value) {
     const uint32_t bits = __float_as_uint(value);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -54,7 +54,7 @@ struct bfloat16 {
   }
 };
 
-// Any byte but zero is true.
+// Any byte except zero is true.
 struct boolean {
   using Stored = uint8_t;
   using Computed = bool;
@@ -128,7 +128,7 @@ struct Max {
 
 // ---- Loops ----
 
-// Calls body(i) for all i below `count`, the threads of the grid side by side.
+// Calls body(i) for all i below `count`, divided among the threads of the grid.
 template <typename Body>
 __device__ void ForEach(int64_t count, const Body& body) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -170,13 +170,13 @@ union Vector {
 };
 
 // Note [Loads in flight]
-// Few blocks have to keep many bytes on the way: in 1 us a GPU's memory, and
-// another GPU's over NVLink, give a MB or more.  So a thread loads several
-// vectors before it looks at the first.  Behind the last one there is none: it
-// is loaded again in their place.  Fewer if a vector takes much code: two of
-// bytes, and one if it is scaled or converted.  The loops around are not
-// unrolled: the compiler would make far more code of the elements that no
-// vector has.
+// Few blocks have to keep many bytes in flight: in 1 us a GPU's memory, and
+// another GPU's over NVLink, deliver a MB or more.  So a thread loads several
+// vectors before it uses the first.  Beyond the end it loads the last vector
+// again.  A vector that takes much code is unrolled less: two vectors of bytes,
+// and one if it is scaled or converted.  The outer loops are not unrolled,
+// because the compiler would make far more code of the elements that belong to
+// no vector.
 constexpr int kUnrolled = 4;
 
 __device__ int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -233,7 +233,7 @@ __device__ void Reduce(void* dst, const void* a, const void* b,
 
 constexpr double kForgiven = 0x1p-51;
 
-// Integers of up to 32 bits, which doubles hold.
+// Scales integers of up to 32 bits, which doubles represent exactly.
 template <typename T>
 __device__ T ScaledInteger(T value, double factor, double lowest,
                            double highest) {
@@ -254,7 +254,7 @@ __device__ double Forgive(double value) {
   return is_near ? copysign(nearest, value) : value;
 }
 
-// Integers of 64 bits: `end` is one more than the highest.
+// Scales integers of 64 bits; `end` is one more than the highest.
 template <typename T>
 __device__ T ScaledLong(T value, double factor, T lowest, T highest,
                         double end) {
@@ -300,7 +300,7 @@ struct Scaled {
 
 // ---- Pieces ----
 
-// The first piece that ends behind `tile`.
+// Returns the first piece that ends after `tile`.
 __device__ int Find(const tfring::CudaPieces& table, int64_t tile) {
   int first = 0, last = static_cast<int>(table.count) - 1;
   while (first < last) {
@@ -314,7 +314,7 @@ __device__ int Find(const tfring::CudaPieces& table, int64_t tile) {
   return first;
 }
 
-// to[i] = compute(from[i]) for all i below `count`, by the threads of a block.
+// Computes to[i] = compute(from[i]) for all i below `count`, with a block.
 template <int kUnits, typename From, typename To, typename Compute>
 __device__ void MapUnits(To* to, const From* from, int64_t count,
                          const Compute& compute) {
@@ -333,7 +333,7 @@ __device__ void MapUnits(To* to, const From* from, int64_t count,
   }
 }
 
-// The same on vectors where both are aligned.
+// Maps a tile, on vectors if `from` and `to` are aligned.
 struct MapTile {
   template <typename From, typename To, typename Compute>
   static __device__ void Apply(To* to, const From* from, int64_t count,
@@ -397,7 +397,7 @@ struct CopyTile {
   }
 };
 
-// The tiles of all pieces, the blocks of the grid side by side.
+// Runs the tiles of all pieces, divided among the blocks of the grid.
 template <typename Tile, typename From, typename To, typename Compute>
 __device__ void MapPieces(const tfring::CudaPieces& table,
                           const Compute& compute) {
@@ -451,7 +451,7 @@ __device__ void Convert(const tfring::CudaPieces& table) {
 
 // ---- Kernels, which the driver finds by name ----
 
-// The assembler has to leave registers for so many threads.
+// The assembler has to leave registers for this many threads.
 #define KERNEL \
   extern "C" __global__ void __launch_bounds__(tfring::kCudaThreadsPerBlock)
 #define REDUCE(dtype, T, op, Operation)                                 \
@@ -490,7 +490,7 @@ NUMBER(uint16, Plain<uint16_t>)
 NUMBER(uint32, Plain<uint32_t>)
 NUMBER(uint64, Plain<uint64_t>)
 REDUCES(bool, boolean)
-// Bytes, of any type.
+// Copies bytes, of any type.
 KERNEL tfring_copy_uint8(const tfring::CudaPieces table) { Copy(table); }
 CONVERTS(float32, Plain<float>, float16)
 CONVERTS(float32, Plain<float>, bfloat16)

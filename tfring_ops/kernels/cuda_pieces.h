@@ -8,7 +8,7 @@ namespace tfring {
 
 inline constexpr int kCudaThreadsPerBlock = 512;
 
-// CopyPiece (kernels.h).  A block of threads does a tile of one piece at a
+// A CopyPiece (kernels.h).  A block of threads copies one tile of a piece at a
 // time.
 struct CudaPiece {
   const void* from;
@@ -25,8 +25,8 @@ struct CudaPieces {
   long long tile_count;  // NOLINT(google-runtime-int): elements of a tile
   double factor;
 };
-// The parameters of a kernel may have this size.  The driver copies them, so
-// nobody has to keep the table.
+// The parameters of a kernel have at most this size.  The driver copies them,
+// so the caller need not keep the table.
 static_assert(sizeof(CudaPieces) <= 4096, "too many pieces");
 
 }  // namespace tfring

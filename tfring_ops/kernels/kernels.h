@@ -1,4 +1,4 @@
-// The arithmetic of the ring, where the buffers live.
+// The arithmetic of the ring, in the memory of the buffers.
 //
 // Thread-safe on the host, where kernels hold no state; kernels that work on a
 // stream (cuda.h) belong to the thread that owns it.  An operand may be `dst`
@@ -6,7 +6,7 @@
 // Buffers are aligned to their elements, and may be a device's: only kernels
 // and transports read or write them.  float16 and bfloat16 are added and
 // multiplied in float and rounded to nearest even.  The bits of a result do not
-// depend on the CPU, but for the sign and payload of a NaN.
+// depend on the CPU, except for the sign and payload of a NaN.
 #ifndef TFRING_OPS_KERNELS_KERNELS_H_
 #define TFRING_OPS_KERNELS_KERNELS_H_
 
@@ -60,16 +60,15 @@ class Kernels {
   virtual void Adasum(void* dst, const void* a, const void* b, int64_t count,
                       DataType dtype) const = 0;
 
-  // Orders all work enqueued so far before all work that the transport of these
-  // kernels is given afterwards.  On the host the work is complete when this
-  // returns.  On a device the transport and the kernels share a stream, and the
-  // host does not wait.  Returns the first error so far.
+  // Orders all work enqueued so far before all later work of the transport of
+  // these kernels.  On the host the work is complete when this returns.  On a
+  // device the transport and the kernels share a stream, and the host does not
+  // wait.  Returns the first error so far.
   virtual absl::Status Synchronize() const = 0;
 
-  // Is called before somebody else allocates memory of the device.  Returns
-  // when no work enqueued so far waits for other ranks, or an error if some
-  // does.  See Note [Waits of the driver] in cuda.h.  The host has no such
-  // waits.
+  // Returns when no work enqueued so far waits for other ranks, or an error if
+  // some does.  Call it before other code allocates memory of the device; see
+  // Note [Waits of the driver] in cuda.h.  The host has no such waits.
   virtual absl::Status AwaitWork() const = 0;
 
   // Returns memory that the kernels work on fastest.  ResourceExhausted if

@@ -24,8 +24,8 @@ namespace {
 constexpr int kNcclUint8 = 1;
 
 // The types and reductions of NCCL, in the order of ncclDataType_t and
-// ncclRedOp_t.  The ring does all others.  ncclAvg is not among them, because
-// it divides integers differently from the ring.
+// ncclRedOp_t.  The ring reduces all others.  ncclAvg is not among them,
+// because it divides integers differently from the ring.
 constexpr DataType kTypes[] = {DataType::kInt8,    DataType::kUint8,
                                DataType::kInt32,   DataType::kUint32,
                                DataType::kInt64,   DataType::kUint64,

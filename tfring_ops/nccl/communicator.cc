@@ -11,7 +11,7 @@
 namespace tfring {
 namespace {
 
-// A rank's message to all ranks during a step that all take together.
+// A rank's message to all ranks during a collective step of NCCL's setup.
 struct Word {
   // kGivenUp: another rank has failed.
   enum class State { kBusy, kDone, kFailed, kGivenUp };
@@ -181,7 +181,7 @@ absl::StatusOr<bool> NcclCommunicator::Poll() {
   TFRING_RETURN_IF_ERROR(broken_);
   bool some_are_due = false;
   while (!marks_.empty()) {
-    // Look for errors of the communicator first: after one nothing can be
+    // Look for errors of the communicator first: after an error nothing can be
     // assumed of its work, whatever the event says.
     TFRING_RETURN_IF_ERROR(Settled().status());
     TFRING_ASSIGN_OR_RETURN(const bool is_due, marks_.front().event->Done());

@@ -5,26 +5,28 @@
 // If two communicators share two ranks, and these launch them in different
 // orders, each rank may hold its GPU for a collective that its peer has not
 // launched: a deadlock, which NCCL leaves to its callers.  So the ranks of a
-// communicator agree on a number for each launch, and a process launches by
-// these numbers, on its GPU, too, each behind the one before.
+// communicator agree on a number for each launch.  A process launches in the
+// order of these numbers, and each launch waits on the GPU for the one before
+// it.
 //
 // Note [Why the ring takes turns]
 // A stream of the ring's waits only for work that other ranks have enqueued, so
-// that it blocks no rank for ever, and yet it waits.  The streams of a process
+// it never blocks a rank forever; but it does wait.  The streams of a process
 // share the queues of its GPU (CUDA_DEVICE_MAX_CONNECTIONS).  If a collective
 // of NCCL's is behind such a wait in the queue of one rank, and the awaited
 // work is behind the same collective on another rank, both wait forever.  So a
-// collective of the ring's has a number, too, and asks the GPU for all of it in
-// its turn.  It follows no other one on the GPU.
+// collective of the ring's has a number, too, and enqueues all its work in its
+// turn.  On the GPU it waits for no other launch.
 //
 // Note [Numbers of launches]
 // The order is made like a multicast's in Skeen's algorithm (Birman and Joseph,
 // "Reliable communication in the presence of failures", 1987).  Each rank
-// proposes a number above all that its process has seen, and the highest of
-// them is the launch's.  Until that is known, the proposal takes its place; the
-// number is never below it.  So the launch that is first by number, and then by
-// process set, stays first: later ones have higher numbers.  A rank waits for
-// lower numbers alone, and so ranks never wait for each other in a cycle.
+// proposes a number above all numbers that its process has seen, and the
+// highest proposal becomes the launch's number.  Until that is known, the
+// rank's own proposal, which is never higher, takes its place.  So the launch
+// that is first by number, and then by process set, stays first: later launches
+// have higher numbers.  A rank waits only for lower numbers, so ranks never
+// wait for each other in a cycle.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_NCCL_LAUNCH_ORDER_H_
@@ -63,8 +65,8 @@ class LaunchOrder {
       if (order_ != nullptr && !is_part_) order_->Leave(process_set_);
     }
 
-    // Makes work that is enqueued on `stream` from now on wait for the launch
-    // before.
+    // Makes work that is enqueued on `stream` from now on wait for the previous
+    // launch.
     absl::Status Follow(void* stream) const;
     // Says that the work enqueued on `stream` so far is this launch.  `event`
     // belongs to the stream's context.
@@ -86,8 +88,7 @@ class LaunchOrder {
   // among its launches.
   void Begin() { several_ = true; }
   bool begun() const { return several_; }
-  // Is called before `event` is destroyed: the launch that it marks is
-  // complete.
+  // Call it before `event` is destroyed: the launch that it marks is complete.
   void Forget(const std::shared_ptr<CudaEvent>& event);
 
   // Returns when `process_set` has the turn; its ranks are those of `host`.

@@ -1,5 +1,4 @@
-// NCCL's functions, found at run time: nothing here asks the linker for one.
-// Thread-safe.
+// NCCL's functions, found at run time: nothing is linked.  Thread-safe.
 //
 // Types and numbers are from nccl.h 2.14, and later versions keep them.
 #ifndef TFRING_OPS_NCCL_LIBRARY_H_
@@ -38,9 +37,10 @@ struct NcclConfig {
 
 class NcclLibrary {
  public:
-  // Returns the process's library, which is never destroyed: the one of
-  // TensorFlow's own NCCL package if that is installed, and otherwise the one
-  // that the loader finds.  Unavailable, with the reason, if there is none.
+  // Returns the process's library, which is never destroyed: the library of
+  // TensorFlow's own NCCL package if that is installed, and otherwise the
+  // library that the loader finds.  Unavailable, with the reason, if there is
+  // none.
   static absl::StatusOr<const NcclLibrary*> Get();
 
   // The version as a number: 22105 is 2.21.5.

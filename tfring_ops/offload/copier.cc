@@ -7,7 +7,7 @@
 namespace tfring {
 namespace {
 
-// Large enough that the overhead of a piece does not count, and small enough
+// A piece is large enough that its overhead does not count, and small enough
 // that a feature map of some MiB occupies all threads.
 constexpr int64_t kPieceBytes = 2 << 20;
 

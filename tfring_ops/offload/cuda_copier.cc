@@ -13,7 +13,7 @@
 
 namespace tfring {
 
-// The copies of one direction.  They end in the order in which they begin.
+// The copies of one direction, which end in the order in which they begin.
 class CudaCopier::Lane {
  public:
   static absl::StatusOr<std::unique_ptr<Lane>> Create(

@@ -4,22 +4,22 @@
 // Note [What copies wait for on a GPU]
 //
 // The framework enqueues work on a stream and runs ahead of it.  Memory is
-// given out again as soon as the work that uses it has been enqueued: the next
-// user is behind it on the same stream.  So
+// reused as soon as the work that uses it has been enqueued, because the next
+// user comes after it on the same stream.  So
 //
-// 1. no copy begins before the framework's stream has done what it had been
-//    asked for when the copy was submitted.  For a copy out, that makes the
-//    tensor; for one back, that may still use the memory which was allocated
-//    for it;
+// 1. no copy begins before the framework's stream has done the work that was
+//    enqueued when the copy was submitted.  Before a copy out, that work makes
+//    the tensor; before a copy back, it may still use the memory that was
+//    allocated for the tensor;
 // 2. the host hears of a copy when it has ended, not when it was enqueued.
-//    Until then nobody else may have the memory of the tensor, nor of the slot.
+//    Until then nothing else may use the memory of the tensor or of the slot.
 //
 // So a copy waits for as long as the framework's stream does, which always
 // ends: if a rank is lost, the waits for it are released.
 //
 // The framework's stream itself never waits for a copy: users of a fetched
-// tensor are enqueued after 2.  If it waited, so would all that is enqueued
-// meanwhile and could run beside the copy.
+// tensor are enqueued after 2.  If it waited, so would all work that is
+// enqueued meanwhile and could run during the copy.
 //
 // Thread-safe.
 //

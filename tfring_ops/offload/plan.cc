@@ -11,7 +11,7 @@
 namespace tfring {
 namespace {
 
-// By then TensorFlow has warmed up, and a budget has a plan.
+// The step that is logged: TensorFlow has warmed up, and a budget has a plan.
 constexpr int64_t kReportedStep = 3;
 
 std::string Mebibytes(int64_t bytes) {
@@ -34,7 +34,7 @@ std::shared_ptr<Plan> Plan::FindOrMake(const PlanOptions& options) {
   Plans& plans = AllPlans();
   std::lock_guard<std::mutex> lock(plans.mutex);
   std::shared_ptr<Plan>& plan = plans.by_id[options.id];
-  // A graph that was loaded may have the id of another.
+  // A loaded graph may have the id of another plan.
   if (plan == nullptr || plan->options_.items != options.items) {
     plan = std::make_shared<Plan>(options);
   }

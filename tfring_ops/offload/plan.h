@@ -9,8 +9,8 @@
 // Under a budget the first step of a trace moves everything; each step shows
 // the next how large the feature maps are, and in which order they are needed
 // back.  The graph is the same in all of them: a feature map that stays is kept
-// in its handle.  The plan counts them itself.  An allocator's count is no
-// measure of a step: it is the whole process's, it may leave out small tensors,
+// in its handle.  The plan counts them itself.  An allocator's count does not
+// measure a step: it covers the whole process, it may leave out small tensors,
 // and nothing tells a plan where the step's update ends.
 //
 // Thread-safe.
@@ -30,8 +30,7 @@
 namespace tfring {
 
 // Returns the most bytes that a device's allocator has allocated at once, by
-// its own count, or -1 if it does not count.  The number is shown, and nothing
-// depends on it.
+// its own count, or -1 if it does not count.  The number is only shown.
 using Meter = std::function<int64_t()>;
 
 struct PlanOptions {

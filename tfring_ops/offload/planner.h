@@ -1,8 +1,9 @@
 // Which feature maps stay where they are, under a budget.
 //
-// After "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient
-// Neural Network Design" (Rhu et al., 2016); its dynamic policy tries plans in
-// whole steps.  Here one step shows the sizes and the order for all plans.
+// Follows "vDNN: Virtualized Deep Neural Networks for Scalable,
+// Memory-Efficient Neural Network Design" (Rhu et al., 2016).  Its dynamic
+// policy tries each plan for a whole step; here one step shows the sizes and
+// the order for all plans.
 #ifndef TFRING_OPS_OFFLOAD_PLANNER_H_
 #define TFRING_OPS_OFFLOAD_PLANNER_H_
 
@@ -13,7 +14,7 @@ namespace tfring {
 
 struct FeatureMap {
   int64_t bytes = 0;
-  // Its place in the order in which backpropagation uses feature maps; -1 if it
+  // The place in the order in which backpropagation uses feature maps; -1 if it
   // does not use this one.
   int back = -1;
 };
@@ -23,8 +24,6 @@ struct FeatureMap {
 // it begins.  The first one to be used stays first: it would be away for the
 // shortest time, with the least computation to hide its copies.
 //
-// The first to be used stays first: it would have been away for the shortest
-// time, with the least computation to hide its copies.
 std::vector<bool> ChooseToKeep(const std::vector<FeatureMap>& feature_maps,
                                int64_t budget_bytes);
 

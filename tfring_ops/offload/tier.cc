@@ -2,8 +2,8 @@
 //
 // A step has the same feature maps as the one before it.  Fresh memory costs a
 // page fault for every 4 KiB, more than the copy, so blocks are kept for slots
-// of the same size, in all no more than were once in use.  To pin memory takes
-// longer still, and the GPUs wait meanwhile.
+// of the same size, in all at most as many bytes as were once in use.  Pinning
+// memory takes longer still, and the GPUs wait meanwhile.
 #include "tfring_ops/offload/tier.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Memory of the host that is not TensorFlow's, for feature maps that nothing
-// needs meanwhile.
+// Memory of the host, outside of TensorFlow's allocators, for feature maps
+// between their uses.
 //
 // Thread-safe.
 //

@@ -62,7 +62,7 @@ absl::Status Await(const CudaDevice& cuda, Transport& transport,
   }
 }
 
-// Returns nothing where no choice depends on the costs.
+// Returns nothing if no choice depends on the costs.
 absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
                                                    const CudaDevice& cuda,
                                                    Transport& transport,
@@ -112,7 +112,7 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
     lane.await_turn = TakesTurns(place, data, options.stall_shutdown_seconds);
   }
   // Checking and measuring the links takes a turn, too: see Note [Why the ring
-  // takes turns].
+  // takes turns] in nccl/launch_order.h.
   std::shared_ptr<void> turn;
   if (lane.await_turn) {
     absl::StatusOr<std::shared_ptr<void>> own = lane.await_turn();

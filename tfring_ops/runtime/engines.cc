@@ -71,15 +71,15 @@ struct Registry {
   absl::Status abort_reason;
 };
 
-// REQUIRES: the registry's mutex is held: then no engine's last owner is this
-// thread, which may be an engine's.
+// REQUIRES: the registry's mutex is held.  Then this thread, which may be an
+// engine's own, is not the last owner of an engine.
 void AbortEngines(const Registry& registry, const absl::Status& reason) {
   for (const auto& [id, registered] : registry.sets) {
     if (registered.engine != nullptr) registered.engine->Abort(reason);
   }
 }
 
-// A rank that one engine has lost is lost for all.
+// If one engine has lost a rank, every engine has.
 void AbortAll(const absl::Status& reason) {
   Registry& registry = Registry::Global();
   std::lock_guard<std::mutex> lock(registry.mutex);
@@ -93,8 +93,8 @@ absl::Status CheckNotAborted(int64_t generation) {
   return registry.abort_reason;
 }
 
-// Makes the channels of a process set: 0, which is control's, and has no other;
-// and those for data, from 1 on, with that of control.
+// Makes a channel of a process set: 0 for control, without another channel; and
+// from 1 on for data, with the channel for control.
 using MakeTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
     const Options& options, int channel, Transport* control)>;
 
@@ -129,8 +129,8 @@ MakeTransport OverSockets(int64_t generation, const SocketRanks& ranks) {
         MakeTcpTransport(
             ranks.rank, ranks.nodes, sockets, timeout, SteadyClock(),
             [=](int peer) { return ranks.connect(channel, peer); }));
-    // Until the engine owns the transport, Abort cannot reach it.  So the
-    // transport checks by itself.
+    // Until the engine owns the transport, Abort cannot reach it, so the
+    // transport checks for an abort by itself.
     const auto check = [generation] { return CheckNotAborted(generation); };
     transport->SetAttendant(check);
     TFRING_ASSIGN_OR_RETURN(transport,

@@ -36,14 +36,15 @@ struct SocketRanks {
   int rank = 0;            // This rank's number.
   std::vector<int> nodes;  // The machine of each rank.
   // Returns a connection to a peer by a channel: see ConnectPeer in
-  // transport/tcp/tcp.h.  In channel 0 it waits for the peer, and is called for
-  // each before anything else; in the others by the threads that need them.
+  // transport/tcp/tcp.h.  For channel 0 it waits for the peer, and is called
+  // for each peer before anything else.  The other channels' threads call it
+  // when they need a peer.
   std::function<absl::StatusOr<int>(int channel, int peer)> connect;
 };
 
 // Starts the world's engine without MPI, even while another job is losing a
 // rank.  A process can have several such jobs in turn, each of a higher
-// generation.  `replaces_ranks` is that of Options.
+// generation.  See Options for `replaces_ranks`.
 //
 // The number of a job with a lost rank is never used again.
 // REQUIRES: `generation` is positive.
@@ -52,7 +53,7 @@ absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks,
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
                                     const SocketRanks& connected);
 
-// Makes everything fail with `reason`, on all ranks, in the jobs up to this
+// Fails all collectives with `reason`, on all ranks, in the jobs up to this
 // generation, even while they start.  Never blocks.
 void AbortGeneration(int64_t generation, const std::string& reason);
 

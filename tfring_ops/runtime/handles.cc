@@ -16,39 +16,41 @@
 namespace tfring {
 // Note [A failure waits for its chain]
 //
-// A train step starts reductions, each start after the one before it (`prev`),
-// and collects them, all behind the last start, or each behind the start after
-// its own.  When a Done fails, the framework aborts the step at once.  XLA then
-// frees the step's buffers, and the engine would still be writing there for the
-// later entries of the chain.  So a failure is held back until the engine has
-// completed every entry of the chain.
+// A train step starts reductions, each start after the one before it (`prev`).
+// It collects them after the last start, or each of them after the start that
+// follows its own.  When a Done fails, the framework aborts the step at once.
+// XLA then frees the step's buffers, and the engine would still be writing
+// there for the later entries of the chain.  So a failure is held back until
+// the engine has completed every entry of the chain.
 //
 // That is enough because a Done takes the handle of the chain's newest start as
 // an input: when the Done runs, every entry before it in the program has been
-// submitted, here and on all ranks, and so completes.  Every start behind it,
-// of the chain or of the next one, waits for it (`ended` in op_definitions.h),
-// and does not run.
+// submitted, here and on all ranks, and so completes.  Every later start, of
+// this chain or of the next one, depends on the Done (`ended` in
+// op_definitions.h), and so does not run after a failure.
 //
 // TensorFlow's executor does not need this, since the entries keep their
-// memory alive.  But there, too, it leaves nothing in flight behind a failed
-// step, so that the next step may use the same names at once.
+// memory alive.  But there, too, nothing is left in flight after a failed step,
+// so that the next step may use the same names at once.
 
 // Note [Who waits for the GPU]
 //
 // On a GPU an entry is complete when its work is enqueued on the engine's
-// stream.  If the framework's stream waited for that at once, so would all that
-// the framework enqueues later: no backpropagation beside a reduction.  So only
-// a Done makes its stream wait, and until then the entry keeps its memory,
-// which the framework would otherwise give to work that waits for nothing.
+// stream.  If the framework's stream waited for that at once, so would all work
+// that the framework enqueues later, and backpropagation would not overlap with
+// reductions.  So only a Done makes its stream wait, and until then the entry
+// keeps its memory, which the framework would otherwise give to work that waits
+// for nothing.
 //
-// A Done that fails is the last of its step, and nobody collects the step's
-// remaining entries: its stream waits for all of the chain's.
+// A Done that fails is the last of its step, and the step's remaining entries
+// are not collected.  So its stream waits for all entries of the chain.
 //
-// The memory of an entry that nobody collects is released once the GPU is seen
-// to have done it: by later starts, as there may be none of its name.
+// The memory of an entry that is not collected is released once the GPU has
+// completed it.  Every later start checks for that, because there may be no
+// start of the same name.
 
 struct Handles::Chain {
-  // The engine's view of it.
+  // The engine's view of the chain.
   const std::shared_ptr<tfring::Chain> of_engine =
       std::make_shared<tfring::Chain>();
   int in_flight = 0;
@@ -61,7 +63,7 @@ struct Handles::Pending {
     return complete && (outcome.status.ok() || chain->in_flight == 0);
   }
 
-  // Nothing is at work for it any more.
+  // REQUIRES: neither the engine nor the GPU works on the entry any more.
   void Release() {
     order.reset();
     if (outcome.memory != nullptr) outcome.memory->Release();
@@ -69,16 +71,16 @@ struct Handles::Pending {
 
   Name name;
   std::shared_ptr<Chain> chain;
-  // While the GPU may be at work for it; null on the host.
+  // Set while the GPU may work on the entry; null on the host.
   std::shared_ptr<StreamOrder> order;
   bool is_small = false;
   std::atomic<bool> is_over = false;  // as `complete`, without the mutex
   bool complete = false;
   Outcome outcome;
-  absl::Status refusal;        // of who collects it, though all went well
-  void* stream = nullptr;      // and theirs
+  absl::Status refusal;        // an error of the collector's check
+  void* stream = nullptr;      // the collector's stream
   Callback callback;           // set once collected
-  int64_t waits_since_ns = 0;  // and then, if the timeline records
+  int64_t waits_since_ns = 0;  // set once collected, if the timeline records
 };
 
 Handles& Handles::Global() {
@@ -141,8 +143,9 @@ absl::Status Handles::FreeName(const Pending& pending,
   const auto it = newest_.find(pending.name);
   if (it == newest_.end()) return absl::OkStatus();
   const Handle earlier = it->second;
-  // Even if the engine has completed it: all ranks must decide alike, or some
-  // would wait for a collective that the rest have refused.
+  // Refuse the name even if the engine has completed the earlier request: all
+  // ranks must decide alike, or some would wait for a collective that the rest
+  // have refused.
   if (pending_.at(earlier)->chain == pending.chain) {
     return NameInUse(entry.request);
   }
@@ -202,7 +205,7 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
                        const absl::Status& status) {
   const bool on_gpu =
       status.ok() && pending->order != nullptr && pending->order->has_work();
-  // First, so that nobody has the outcome sooner.
+  // Release the memory first, before anybody has the outcome.
   if (!on_gpu) pending->Release();
   std::vector<std::shared_ptr<Pending>> deliverable;
   {
@@ -220,7 +223,7 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
   for (const std::shared_ptr<Pending>& ready : deliverable) {
     const auto& [process_set, name] = ready->name;
     Timeline::Global().RecordWait(name, process_set, ready->waits_since_ns);
-    // It ends here, though on_gpu_ may have the rest.
+    // The callback ends here, although on_gpu_ may keep the entry.
     const Callback callback = std::move(ready->callback);
     callback(HandOut(*ready));
   }
@@ -246,7 +249,8 @@ Outcome Handles::HandOut(Pending& pending) {
     if (outcome.memory != nullptr) outcome.memory->Release();
   }
   for (const std::shared_ptr<StreamOrder>& order : abandoned) {
-    order->Await(pending.stream).IgnoreError();  // This one's error counts.
+    // The failure's own error counts.
+    order->Await(pending.stream).IgnoreError();
   }
   return std::move(outcome);
 }
@@ -260,7 +264,7 @@ void Handles::ReleaseWhatIsOver() {
       lock.unlock();
       const absl::StatusOr<bool> done = order->Done();
       lock.lock();
-      // After an error the GPU does nothing more.
+      // After an error the GPU does no more work.
       if (done.ok() && !*done) return;
       if (on_gpu_.empty() || on_gpu_.front() != first) continue;
       if (first->order != nullptr) first->Release();

@@ -7,8 +7,8 @@
 // - Every outcome is handed out at most once.
 // - The memory that an entry keeps is released before its outcome is handed
 //   out, so that later operations may use it; and not while a GPU works on it,
-//   unless the stream of who gets the outcome waits for that: see Note [Who
-//   waits for the GPU].
+//   unless the stream of the collector waits for that work: see Note [Who waits
+//   for the GPU].
 // - A failure is handed out only when nothing of its chain is in flight; see
 //   Note [A failure waits for its chain].
 #ifndef TFRING_OPS_RUNTIME_HANDLES_H_
@@ -83,8 +83,8 @@ class Handles {
   // GPU, `stream` has then been made to wait until the outputs are whole.  An
   // error of `check` counts as a failure of the collective.
   //
-  // REQUIRES: the chain has a start after this one, or gets none; with `check`,
-  // the outputs are not allocated by the engine.
+  // REQUIRES: this start is not the newest of a chain that gets another one;
+  // with `check`, the outputs are not allocated by the engine.
   std::optional<Outcome> Take(Handle handle, void* stream, Callback callback,
                               const Check& check = nullptr);
 

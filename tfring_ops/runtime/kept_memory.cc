@@ -14,8 +14,7 @@ namespace {
 // glibc before 2.35 refuses a larger threshold.
 constexpr int kOlderMaxMmapThreshold = 32 << 20;
 
-// Returns true if the user has set it, as a tunable or as glibc's older
-// variable.
+// Returns true if the user has set a tunable, or glibc's older variable for it.
 bool IsSet(absl::string_view tunable, const char* variable) {
   const char* const tunables = std::getenv("GLIBC_TUNABLES");
   return std::getenv(variable) != nullptr ||
@@ -29,7 +28,7 @@ void KeepFreedMemory() {
       IsSet("malloc.trim_threshold", "MALLOC_TRIM_THRESHOLD_")) {
     return;
   }
-  // Smaller ones are taken from the kept memory, and not from mmap.
+  // Take smaller blocks from the kept memory, and not from mmap.
   if (mallopt(M_MMAP_THRESHOLD, INT_MAX) == 0) {
     mallopt(M_MMAP_THRESHOLD, kOlderMaxMmapThreshold);
   }

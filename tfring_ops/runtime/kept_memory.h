@@ -10,9 +10,9 @@
 
 namespace tfring {
 
-// Makes malloc keep freed blocks from now on: up to 64 MiB each, the most that
-// glibc's arenas of threads hold, and up to 2 GiB on the first thread.  Does
-// nothing if the environment has settings for malloc.
+// Makes malloc keep freed blocks from now on: up to 64 MiB each, which is the
+// limit of glibc's arenas of threads, and up to 2 GiB on the first thread.
+// Does nothing if the environment has settings for malloc.
 void KeepFreedMemory();
 
 }  // namespace tfring

@@ -13,13 +13,12 @@
 namespace tfring {
 namespace {
 
-// The one pulse's; -1 without.
+// The socket of this process's pulse; -1 if there is none.
 std::atomic<int> pulse_socket{-1};
 
 void Beat(std::chrono::duration<double> period) {
   for (;; std::this_thread::sleep_for(period)) {
-    // A full buffer is no error: whoever does not read knows of the byte
-    // before.
+    // A full buffer is no error: the peer has not read the byte before it.
     if (send(pulse_socket, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 &&
         errno != EAGAIN && errno != EINTR) {
       return;
@@ -27,8 +26,8 @@ void Beat(std::chrono::duration<double> period) {
   }
 }
 
-// The child's end would not be heard while it holds the connection, nor the
-// parent's.
+// While a child holds the connection, the peer would not notice the parent's
+// end.
 void LeaveToParent() {
   const int socket = pulse_socket.exchange(-1);
   if (socket >= 0) close(socket);

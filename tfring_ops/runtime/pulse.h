@@ -6,9 +6,9 @@
 
 namespace tfring {
 
-// Has a thread send a byte by `socket` every `seconds`, until the peer has
-// closed the connection or the process ends.  Takes the socket.  A forked child
-// sends nothing, and does not hold the connection.
+// Starts a thread that sends a byte by `socket` every `seconds`, until the peer
+// has closed the connection or the process ends.  Takes ownership of the
+// socket.  A forked child sends nothing, and does not hold the connection.
 //
 // FailedPrecondition if this process has a pulse.  Thread-safe.
 absl::Status StartPulse(int socket, double seconds);

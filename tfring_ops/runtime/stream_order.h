@@ -6,13 +6,14 @@
 // a stream of its own.  The host waits for neither:
 //
 // 1. The outputs are allocated.  Only then,
-// 2. `ready` is recorded on the framework's stream: before it are the work that
-//    makes the inputs, and all that may still use the outputs' memory, which
-//    the allocator gives out again while that is enqueued.
+// 2. `ready` is recorded on the framework's stream, after the work that makes
+//    the inputs and all work that may still use the outputs' memory: the
+//    allocator reuses memory while such work is only enqueued.
 // 3. The engine's stream waits for `ready`, and works.
 // 4. `finished` is recorded on the engine's stream, and the entry is done.
-// 5.  Its collector has its own stream wait for `finished`.  Only then,
-// 6. its tensors are released, and the work that reads the outputs is enqueued.
+// 5. The collector makes its own stream wait for `finished`.  Only then,
+// 6. the entry's tensors are released, and the work that reads the outputs is
+//    enqueued.
 //
 // Work that the framework enqueues between 2 and 5, such as the rest of
 // backpropagation, waits for nothing.
@@ -46,9 +47,9 @@ class StreamOrder {
                                                          int32_t device,
                                                          TensorEntry& entry);
 
-  // What follows is for an entry that is done, and thread-safe.
+  // The functions below are for an entry that is done, and are thread-safe.
 
-  // Returns false if the GPU had completed the entry's work by then.
+  // Returns false if the GPU had completed the work when the entry was done.
   bool has_work() const { return finished_ != nullptr; }
   // Step 5.
   // REQUIRES: has_work().

@@ -16,8 +16,8 @@
 
 namespace tfring {
 
-// REQUIRES of subclasses: input number N is the handle, 0 without that
-// attribute, unless they override ComputeAsync.
+// Subclasses either override ComputeAsync, or have the handle as input number N
+// (0 without the attribute N).
 class CollectOp : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectOp(tensorflow::OpKernelConstruction* context)
@@ -77,15 +77,15 @@ class GatheredDoneOp : public CollectOp {
 
 }  // namespace tfring
 
-// The kernel of a Done on GPUs, but for the type.
+// Builds the kernel of a Done on GPUs, without the type.
 #define TFRING_DONE_ON_GPU(NAME)      \
   Name(NAME)                          \
       .Device(tensorflow::DEVICE_GPU) \
       .HostMemory("handle")           \
       .HostMemory("last")
 
-// The kernel of a Done of tensors, on the CPU and on GPUs, where the output
-// HOST is in the host's memory.
+// Registers the kernel of a Done of tensors on the CPU and on GPUs, where the
+// output HOST is in the host's memory.
 #define TFRING_REGISTER_DONE(NAME, HOST, KERNEL)                              \
   REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), KERNEL); \
   REGISTER_KERNEL_BUILDER(                                                    \

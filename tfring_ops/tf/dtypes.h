@@ -22,7 +22,7 @@
   M(kFloat32, float, "float")                    \
   M(kFloat64, double, "double")
 
-// The same for every type that TensorFlow keeps in a GPU's memory.
+// Calls `M` as above for every type that TensorFlow keeps in a GPU's memory.
 #define TFRING_FOR_EACH_DTYPE_ON_GPU(M) \
   TFRING_FOR_EACH_FLOAT(M)              \
   M(kInt8, int8_t, "int8")              \
@@ -34,14 +34,14 @@
   M(kUint64, uint64_t, "uint64")        \
   M(kBool, bool, "bool")
 
-// The same for every type.
+// Calls `M` as above for every type.
 #define TFRING_FOR_EACH_TENSORFLOW_DTYPE(M) \
   TFRING_FOR_EACH_DTYPE_ON_GPU(M)           \
   M(kInt32, int32_t, "int32")
 
 namespace tfring {
 
-// For the constraints of kernels.
+// An entry of a list of types, for the constraints of kernels.
 #define TFRING_TYPE(DTYPE, TYPE, NAME) tensorflow::DataTypeToEnum<TYPE>::value,
 inline constexpr tensorflow::DataType kFloats[] = {
     TFRING_FOR_EACH_FLOAT(TFRING_TYPE)};

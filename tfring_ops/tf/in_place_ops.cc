@@ -1,6 +1,6 @@
 // Allreduce, broadcast, and reducescatter and allgather in place: their outputs
-// have the shapes of their inputs.  Also their Done, which the reducescatter of
-// row_ops.cc shares.
+// have the shapes of their inputs.  Their Done is also that of the
+// reducescatter in row_ops.cc.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -67,9 +67,9 @@ TFRING_START("TfringGatherInPlaceStart")
     .Output("handle: int64")
     .SetShapeFn(LikeInputsAndScalar);
 
-// The same of this rank's shares, which are flat: the outputs have `shapes`.
-// Share i has `counts[i]` elements, the first of which is element `begins[i]`
-// of the whole tensor.
+// Gathers flat shares of this rank into outputs of `shapes`.  Share i has
+// `counts[i]` elements, the first of which is element `begins[i]` of the whole
+// tensor.
 TFRING_START("TfringGatherSharesStart")
     .Output("buf: N * T")
     .Output("handle: int64")

@@ -2,9 +2,9 @@
 // between tensors and the types of offload/.
 //
 // On a GPU an op has run when its work has been enqueued and its inputs are
-// given back.  That is soon enough for TfringComputed: a fetch then allocates
-// memory that has been given back, and its copy waits for the work that was
-// enqueued; see Note [What copies wait for on a GPU] of cuda_copier.h.
+// released.  That is soon enough for TfringComputed: a fetch then allocates
+// released memory, and its copy waits for the work that was enqueued; see Note
+// [What copies wait for on a GPU] in cuda_copier.h.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -44,7 +44,7 @@ using tensorflow::TensorShape;
 using tensorflow::Variant;
 using tensorflow::VariantTensorData;
 
-// A feature map that nobody but its handle knows.
+// A feature map, which only its handle owns.
 struct Stashed {
   // This is the first field, so that it is destroyed last, after the slot.
   std::shared_ptr<Execution> execution;
@@ -230,7 +230,7 @@ class FetchOp : public AsyncOpKernel {
   int item_ = 0;
 };
 
-// The memory of a tensor, which no operation takes for its own result.
+// The memory of a tensor that no operation may use for its own result.
 class ReadOnlyBuffer : public TensorBuffer {
  public:
   explicit ReadOnlyBuffer(const Tensor& of)
@@ -286,16 +286,17 @@ TFRING_ON_CPU("TfringAfterStash", AfterStashOp);
 TFRING_ON_CPU("TfringFetch", FetchOp);
 TFRING_ON_CPU("TfringComputed", ComputedOp);
 
-// No collective takes complex numbers.
+// Feature maps may have types that no collective takes, such as complex
+// numbers.
 constexpr tensorflow::DataType kFeatureMaps[] = {
     TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_TYPE) tensorflow::DT_COMPLEX64,
     tensorflow::DT_COMPLEX128};
-// Tensors of these types are on the host, where TensorFlow has them: whatever
-// type a step begins with, the allocator that is shown is the GPU's.
+// TensorFlow keeps tensors of these types on the host.  Whatever type a step
+// begins with, the meter shows the GPU's allocator.
 constexpr tensorflow::DataType kOnHost[] = {tensorflow::DT_INT32,
                                             tensorflow::DT_STRING};
 
-// All that is no feature map is in the host's memory.
+// All inputs and outputs except feature maps are in the host's memory.
 #define TFRING_ON_GPU(NAME, TYPES) \
   Name(NAME).Device(DEVICE_GPU).TypeConstraint("T", TYPES)
 REGISTER_KERNEL_BUILDER(
@@ -324,8 +325,8 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfring
 
-// Makes TensorFlow count the CPU's allocations from now on; by itself it counts
-// only those of other devices.  Python calls it by ctypes.
+// Makes TensorFlow count the CPU's allocations from now on; by default it
+// counts only those of other devices.  Python calls it by ctypes.
 extern "C" __attribute__((visibility("default"))) void
 tfring_offload_count_allocations() {
   tensorflow::EnableCPUAllocatorStats();

@@ -4,30 +4,30 @@
 // Note [Offloading is not stateful]
 //
 // Stateful ops of a tf.function run in the order of tracing, and all of these
-// are traced after backpropagation: a fetch would wait for things that wait for
-// it.  So only data and control inputs order them.  Nothing can be folded or
-// merged, since each has an input or output that is a variant or depends on
-// one, and an `item` of its own.
+// are traced after backpropagation: a fetch would wait for ops that wait for
+// it.  So only data and control inputs order them.  TensorFlow cannot fold or
+// merge them, because each has an input or output that is a variant or depends
+// on one, and an `item` of its own.
 //
 // Note [Shapes go along]
 //
-// If a dimension is not known, TensorFlow's optimizations ask whether two
-// tensors have the same one, and then reorder their sums and products.  To make
-// them decide alike for fetched tensors, a fetch has the stashed tensor's shape
-// as an input, and they see that the two shapes are equal.
+// If a dimension is unknown, TensorFlow's optimizations reorder sums and
+// products of tensors that have the same one.  To make them decide alike for
+// fetched tensors, a fetch has the stashed tensor's shape as an input, which
+// shows that the two shapes are equal.
 //
 // Note [Sums in place]
 //
-// A sum of three tensors begins with the first one that nothing else holds, as
-// its memory takes the result: so its rounding depends on the references at
-// that moment.  Without offloading backpropagation holds a feature map, and the
-// forward pass never sums up in it.  So that it does not do so either once a
-// copy has been made, which is a matter of time, the forward pass is given all
-// feature maps by TfringAfterStash, in buffers that nobody may write to.
+// TensorFlow adds up three tensors in the memory of the first one that nothing
+// else holds, so the rounding depends on the references at that moment.
+// Without offloading, backpropagation holds a feature map, and the forward pass
+// never adds up in it.  With offloading, the reference ends once the copy has
+// been made, which is a matter of time.  So the forward pass gets all feature
+// maps from TfringAfterStash, in buffers that no op may write to.
 //
-// The variants are references: to one run of the step, and to a tensor that is
-// away.  If a run fails or is cancelled, the executor drops them like any
-// tensor, and the last one frees its object.
+// The variants are references: to one run of the step, and to a stashed tensor.
+// If a run fails or is cancelled, the executor drops them like any tensor, and
+// the last one frees its object.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

@@ -28,8 +28,8 @@
 #define TFRING_REDUCTION_NAME(OP, NAME, IDENTITY) "'" NAME "', "
 #define TFRING_REDUCTIONS TFRING_FOR_EACH_REDUCTION(TFRING_REDUCTION_NAME)
 
-// The definition of a Start of N tensors, to which its outputs, its shape
-// function and what it alone has are added.
+// The definition of a Start of N tensors.  Each op adds its outputs, its shape
+// function and its own attributes.
 #define TFRING_START(NAME)                \
   REGISTER_OP(NAME)                       \
       .Input("x: N * T")                  \
@@ -52,7 +52,7 @@ inline int TensorCount(InferenceContext* context) {
   return count;
 }
 
-// N outputs in the shapes of the inputs, and a scalar.
+// The shape function of N outputs in the shapes of the inputs, and a scalar.
 inline absl::Status LikeInputsAndScalar(InferenceContext* context) {
   const int count = TensorCount(context);
   for (int i = 0; i < count; ++i) context->set_output(i, context->input(i));
@@ -60,8 +60,8 @@ inline absl::Status LikeInputsAndScalar(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-// N outputs in the shapes of the inputs, except that each has its own number of
-// rows.
+// The shape function of N outputs in the shapes of the inputs, except that each
+// has its own number of rows.
 inline absl::Status LikeInputsButForTheRows(InferenceContext* context) {
   for (int i = 0; i < TensorCount(context); ++i) {
     ShapeHandle shape;
@@ -75,7 +75,7 @@ inline absl::Status LikeInputsButForTheRows(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-// One output, a handle.
+// The shape function of one output, a handle.
 inline absl::Status ScalarAlone(InferenceContext* context) {
   context->set_output(0, context->Scalar());
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// From the attributes of a Start op to the engine's words.
+// Converts the attributes of a Start op to the engine's types.
 #ifndef TFRING_OPS_TF_REQUEST_H_
 #define TFRING_OPS_TF_REQUEST_H_
 
@@ -22,8 +22,8 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
 absl::StatusOr<CollectiveRequest> ReadAllreduce(
     tensorflow::OpKernelConstruction* context);
 
-// An error if the share of tensor `index` has not `expected` elements: the
-// ranks have changed since the function was traced.
+// Returns an error if the share of tensor `index` does not have `expected`
+// elements, because the ranks have changed since the function was traced.
 absl::Status CheckShare(const CollectiveRequest& request, int index,
                         int64_t count, int64_t expected);
 

@@ -24,7 +24,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// One output, a handle; every input must have rows.
+// The shape function of one output, a handle; every input must have rows.
 absl::Status HandleOfRows(InferenceContext* context) {
   ShapeHandle unused;
   for (int i = 0; i < TensorCount(context); ++i) {
@@ -33,16 +33,17 @@ absl::Status HandleOfRows(InferenceContext* context) {
   return ScalarAlone(context);
 }
 
-// N outputs, each with its own number of rows, and a scalar.
+// The shape function of N outputs, each with its own number of rows, and a
+// scalar.
 absl::Status RowsAndScalar(InferenceContext* context) {
   context->set_output(TensorCount(context), context->Scalar());
   return LikeInputsButForTheRows(context);
 }
 
-// The definition of a Done, to which its second output and its shape function
-// are added.  `x` is what the gradient flows to; the memory of `y` is made by
-// the engine, since its first dimension is known only then.  No `ended`: there
-// is no such pair under XLA, where shapes are static.
+// The definition of a Done.  Each op adds its second output and its shape
+// function.  The gradient flows to `x`; the engine allocates `y`, because its
+// first dimension is known only then.  There is no `ended`, because these ops
+// do not exist under XLA, where shapes are static.
 #define TFRING_DONE_OF_ROWS(NAME)      \
   REGISTER_OP(NAME)                    \
       .Input("x: N * T")               \

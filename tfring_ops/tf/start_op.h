@@ -44,7 +44,7 @@ class StartOp : public tensorflow::OpKernel {
   int count() const { return static_cast<int>(request_.tensors.size()); }
   const CollectiveRequest& request() const { return request_; }
 
-  // Makes the handle, which is output number `index`.
+  // Submits `entry`, and makes the handle, which is output number `index`.
   // REQUIRES: all outputs whose shapes are known have been allocated.
   void Start(tensorflow::OpKernelContext* context, int index, TensorEntry entry,
              std::shared_ptr<EntryTensors> tensors) const;
@@ -62,14 +62,14 @@ tensorflow::Tensor Int64Scalar(int64_t value);
 
 }  // namespace tfring
 
-// The kernel of a Start on GPUs, but for the type.
+// Builds the kernel of a Start on GPUs, without the type.
 #define TFRING_START_ON_GPU(NAME)     \
   Name(NAME)                          \
       .Device(tensorflow::DEVICE_GPU) \
       .HostMemory("prev")             \
       .HostMemory("handle")
 
-// The kernel of a Start of tensors, on the CPU and on GPUs.
+// Registers the kernel of a Start of tensors on the CPU and on GPUs.
 #define TFRING_REGISTER_START(NAME, KERNEL)                                   \
   REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), KERNEL); \
   REGISTER_KERNEL_BUILDER(                                                    \

@@ -1,4 +1,4 @@
-// Exchanges one message between each two ranks.
+// Exchanges one message between every two ranks.
 #ifndef TFRING_OPS_TRANSPORT_EXCHANGE_H_
 #define TFRING_OPS_TRANSPORT_EXCHANGE_H_
 
@@ -25,8 +25,9 @@ inline absl::Status WaitOrAbort(Transport& transport,
   return absl::OkStatus();
 }
 
-// `sent[r]` goes to rank r; returns what has come from each, by rank, and this
-// rank's own.  An error aborts `host`.  T is a plain block of bytes.
+// Sends `sent[r]` to rank r, and returns the blocks of all ranks for this one,
+// by rank, including its own.  An error aborts `host`.  T is a plain block of
+// bytes.
 template <typename T>
 absl::StatusOr<std::vector<T>> Exchange(Transport& host,
                                         const std::vector<T>& sent) {

@@ -11,8 +11,8 @@ namespace tfring {
 namespace {
 
 constexpr std::chrono::microseconds kPeriod{20};
-// A look at many ranks may take longer than that: then the next one waits
-// sixteen times as long, but not for ever, as this thread may just have lost
+// A look at many ranks may take longer than that.  Then the next look waits
+// sixteen times as long, up to a limit, because this thread may just have lost
 // its core.
 constexpr int kShare = 16;
 constexpr std::chrono::milliseconds kLongestPause{10};

@@ -1,5 +1,5 @@
-// Point-to-point messages between the ranks of one process set: all that the
-// algorithms know of the outside world.
+// Point-to-point messages between the ranks of one process set: the algorithms'
+// only interface to the outside world.
 //
 // Not thread-safe: one thread makes every call.
 //
@@ -27,7 +27,7 @@ namespace tfring {
 using Bytes = absl::Span<std::byte>;
 using ConstBytes = absl::Span<const std::byte>;
 
-// The bytes of `data`, a plain block.
+// Returns the bytes of `data`, which is trivially copyable.
 template <typename T>
 Bytes BytesOf(T& data) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -69,8 +69,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // The machine of a rank, which may be this one.  The same number means the
-  // same machine on every rank; the numbers mean nothing else.
+  // The machine of a rank, which may be this one.  On every rank, the same
+  // number means the same machine; the numbers mean nothing else.
   virtual int node_of(int peer) const = 0;
 
   // REQUIRES: `data` stays alive and unchanged until the operation is complete.
@@ -90,7 +90,7 @@ class Transport {
 
   // Calls `attend` from time to time during a Wait or a Peek, on the thread
   // that waits.  An error of `attend` ends that wait, after which only Abort
-  // may be called.  A transport around another may pass it on.
+  // may be called.  A transport around another one may pass `attend` on.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): overrides keep it.
   virtual void SetAttendant(std::function<absl::Status()> /*attend*/) {}
 
@@ -106,7 +106,7 @@ class Transport {
                                           size_t /*message_bytes*/) {
     return absl::UnimplementedError("this transport cannot peek");
   }
-  // Gives back the part that the last Peek has returned.
+  // Releases the part that the last Peek has returned.
   virtual void Release(int /*peer*/) {}
   // Releases the part from `from`, and then sends `data`, which was computed
   // from it and earlier parts.  One call costs less than two.
@@ -118,18 +118,18 @@ class Transport {
   // only copied.
   virtual bool PrefersPeek(int /*peer*/) const { return false; }
 
-  // Declares where most data to be sent will lie, in place of any earlier
-  // declaration: peers may read it there.  An empty `memory` means nowhere.
-  // When it returns, no peer reads the earlier memory.  Collective, while
-  // nothing is in flight.
+  // Declares the memory in which most data to be sent will be, so that peers
+  // may read it there.  It replaces any earlier declaration; empty `memory`
+  // means none.  When the call returns, no peer reads the earlier memory.
+  // Collective, while nothing is in flight.
   // REQUIRES: `memory` is all of an allocation by Kernels::Allocate, a multiple
   // of kExportedBytes, and is kept until the next call or the transport's end.
   virtual absl::Status Export(Bytes /*memory*/) { return absl::OkStatus(); }
 
-  // Counts this rank's messages from now on as `kind`, and returns the kind
-  // before.  Nothing is counted without a transport of counting.h.
+  // Counts this rank's messages from now on as `kind`, and returns the previous
+  // kind.  Only a transport of counting.h counts.
   virtual MessageKind CountAs(MessageKind /*kind*/) { return kControlMessages; }
-  // The bytes of all messages that were counted as another kind than control.
+  // The bytes of all messages that were not counted as control messages.
   virtual int64_t counted_bytes() const { return 0; }
 
   // Returns true if StartSend to `peer`, and StartRecv from it, may be given

@@ -1,5 +1,4 @@
-// The ops under jit_compile: each becomes a custom call to
-// ffi/host_handlers.cc.
+// The ops under jit_compile: each becomes a custom call to a handler of ffi/.
 //
 // Note [Custom calls that stay in place]
 //
@@ -11,9 +10,9 @@
 //   where it is between Start and Done is in Note [Tensors stay where they are]
 //   in xla/pins.h.
 // - Layouts are fixed to row-major, so that the order of the elements does not
-//   depend on the rest of a rank's program.  For a pinned tensor Pin does it:
-//   XLA would copy the operands of a call that asks for the layout of a buffer,
-//   and it refuses a program that copies a buffer.
+//   depend on the rest of a rank's program.  For a pinned tensor Pin fixes the
+//   layout: XLA would copy the operands of a call that asks for the layout of a
+//   buffer, and it refuses a program that copies a buffer.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -169,9 +168,10 @@ class StartXlaOp : public XlaOpKernel {
 
 // Note [Shares under XLA]
 //
-// XLA:CPU makes everything as soon as it can, and so would make the whole
-// tensors of all gathers first, and keep them.  So a call puts a share into a
-// whole tensor, which also takes the handle of the start before it.
+// XLA:CPU computes everything as soon as it can, and so would allocate the
+// whole tensors of all gathers first, and keep them.  So a custom call puts a
+// share into a whole tensor, and also takes the handle of the previous start as
+// an operand.
 template <Platform platform>
 class GatherSharesXlaOp
     : public StartXlaOp<CollectiveKind::kGatherInPlace, platform> {
@@ -244,12 +244,12 @@ class DoneXlaOp : public XlaOpKernel {
 
 // Note [What waits for a start under XLA]
 //
-// XLA schedules by data, and then by memory: a weight's gradient frees none, so
-// the weights' gradients of all layers may be last, and all starts with them.
-// A program on a GPU has one order, so there the tensor passes a barrier
-// together with the handle of the start.  XLA drops the barrier once it has
-// made the schedule, and so there is no copy.  On the CPU the barrier would
-// copy, and ready operations run side by side: there nothing waits.
+// XLA schedules by data, and then by memory.  A weight's gradient frees no
+// memory, so the weights' gradients of all layers may come last, and all starts
+// with them.  A program on a GPU has one order, so there the tensor passes a
+// barrier together with the handle of the start.  XLA drops the barrier once it
+// has made the schedule, so there is no copy.  On the CPU the barrier would
+// copy, and ready operations run at the same time, so nothing waits there.
 template <Platform platform>
 class AfterStartXlaOp : public XlaOpKernel {
  public:
@@ -266,8 +266,8 @@ class AfterStartXlaOp : public XlaOpKernel {
   }
 };
 
-// What waits for a tensor depends on its first element.  The host's call keeps
-// XLA from computing the token beforehand.
+// The ops that wait for a tensor depend on its first element.  On the host, a
+// custom call keeps XLA from computing the token too early.
 template <Platform platform>
 class ComputedXlaOp : public XlaOpKernel {
  public:
@@ -294,15 +294,15 @@ class ComputedXlaOp : public XlaOpKernel {
 
 // Note [Shares in place]
 //
-// An allgather in place is to write into the variable's own memory.  XLA:CPU
-// makes a dynamic-update-slice of the variable a loop over all of it, into
-// other memory, as the share is computed from the variable; and then copies the
-// whole result back to the variable.  A call that has the variable as operand
-// and in place as result needs neither; but it must have it in its own shape,
-// as XLA copies what is reshaped for a call.  To read a share is a call, too:
-// XLA:CPU makes a slice of a reshaped matrix a part of each loop that uses it,
-// which divides by the length of a row for every element, unless the slice is
-// of whole rows.
+// An allgather in place writes into the variable's own memory.  XLA:CPU would
+// make a dynamic-update-slice of the variable a loop over all of it, into other
+// memory because the share is computed from the variable, and then copy the
+// whole result back.  A custom call that has the variable as operand and, in
+// place, as result needs neither.  It must have the variable in its own shape,
+// because XLA copies a tensor that is reshaped for a call.  Reading a share is
+// a custom call, too: XLA:CPU would make a slice of a reshaped matrix a part of
+// each loop that uses it, and the loop would divide by the length of a row for
+// every element, unless the slice consists of whole rows.
 template <Platform platform>
 class ReadShareXlaOp : public XlaOpKernel {
  public:
@@ -361,8 +361,8 @@ class WriteShareXlaOp : public XlaOpKernel {
   int64_t begin_;
 };
 
-// Not by REGISTER_XLA_OP: TensorFlow reads that registry once, when it makes
-// its devices, and the op library may be opened later.
+// REGISTER_XLA_OP would be too early: TensorFlow reads that registry once, when
+// it makes its devices, and the op library may be opened later.
 #define TFRING_REGISTER_XLA(DEVICE, PLATFORM)                                \
   REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE),       \
                           StartXlaOp<CollectiveKind::kAllreduce, PLATFORM>); \

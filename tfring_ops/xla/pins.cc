@@ -19,8 +19,8 @@ const XLA_FFI_Api* GetXlaFfiApi();
 namespace tfring {
 namespace {
 
-// XLA on a GPU knows that these calls do nothing. On the host it looks for
-// their handlers, and has none.
+// On a GPU, XLA itself knows that these calls do nothing.  On the host it needs
+// handlers for them.
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), "Pin", "Host",
                          tfring_host_pin);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), "Unpin", "Host",

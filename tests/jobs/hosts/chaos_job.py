@@ -76,7 +76,7 @@ class ChaosJob:
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TMPDIR": str(folder / "tmp"),
-                # So that one that hangs is found.
+                # A job that hangs fails after this time.
                 "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "20",
             },
             stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Horovod's callbacks, for Keras 2.
 
 Most are classes of `tfring.callbacks`, whose methods Keras 2 calls as Keras 3
-does. The base class of Keras 2 adds what else Keras 2 requires.
+does. The base class of Keras 2 adds the remaining methods.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Child:
                 process = self._start(program)
                 self._read(process, program.configuration or b"")
                 self._reap(process)
-        except Exception as error:  # The launcher goes on, whatever it is.
+        except Exception as error:  # the launcher goes on after any error
             self.error = str(error) or repr(error)
             self._kill()
         self.is_over = True

@@ -44,7 +44,7 @@ class Driver:
         token: str | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Prepares it.
+        """Prepares the job.
 
         `token` and `listener` are for hosts that join by themselves: they have
         the token already, and connect to the listener, at `job.interface`.
@@ -91,7 +91,7 @@ class Driver:
             self._server.wake()
 
     def run(self) -> int:
-        """Runs it; returns its exit status."""
+        """Runs the job; returns its exit status."""
         processes.adopt_orphans()
         numbers = (*processes.STOPPING, *processes.FORWARDED)
         with processes.stopped_by(self._signals.append, numbers):

@@ -38,7 +38,7 @@ class FixedMembership(Membership):
         pass
 
     def exited(self, name: str, status: int, how: str) -> None:
-        """Takes note that a worker's process is gone; `how` is in words."""
+        """Notes that a worker's process is gone; `how` is in words."""
         worker = self.workers.get(name)
         if worker is not None and status == 0:
             worker.done = True

@@ -120,7 +120,7 @@ class Generation:
         )
 
     def stop(self, why: str) -> None:
-        """Has all members leave the generation."""
+        """Makes all members leave the generation."""
         if self.phase is Phase.STOPPED:
             return
         self._enter(Phase.STOPPED)
@@ -130,13 +130,13 @@ class Generation:
         self._actions.send(inside, "stop", generation=self.number, why=why)
 
     def stop_soon(self, seconds: float, why: str) -> None:
-        """Stops the generation by then, unless it is to stop earlier."""
+        """Stops the generation in `seconds`, unless it stops earlier."""
         at = self._clock() + seconds
         if self.phase is not Phase.STOPPED and at < self._stop_at:
             self._stop_at, self._stop_why = at, why
 
     def keep_times(self) -> bool:
-        """Stops the generation when that is due.
+        """Stops the generation when its time is over.
 
         Returns:
             True if its members were not connected in time.

@@ -92,7 +92,7 @@ class HostTable:
         return self._hosts[name].node if name in self._hosts else name
 
     def slots_of_node(self, name: str) -> tuple[int, int]:
-        """Returns the slots of a host's node: before the host's, and in all.
+        """Counts the slots of a host's node: those before the host's, and all.
 
         Without such a host, both are 0.
         """
@@ -134,12 +134,12 @@ class HostTable:
                 host.strikes = MOST_STRIKES - 1
 
     def came_up(self, name: str) -> None:
-        """Takes note that a host's supervisor is connected."""
+        """Notes that a host's supervisor is connected."""
         if name in self._hosts:
             self._hosts[name].up = True
 
     def lost(self, name: str, now: float) -> str:
-        """Takes note that a host's supervisor is gone, or cannot be started.
+        """Notes that a host's supervisor is gone, or cannot be started.
 
         Returns for how long the host is left out, as `strike` does.
         """
@@ -179,7 +179,7 @@ class HostTable:
         return f"for {host.cool_down_seconds:g} s"
 
     def generation_trained(self) -> None:
-        """Takes note that a generation has trained for a while."""
+        """Notes that a generation has trained for a while."""
         self._has_trained = True
 
     def worker_trained(self, name: str) -> None:
@@ -190,7 +190,7 @@ class HostTable:
             host.cool_down_seconds = FIRST_COOL_DOWN_SECONDS / 2
 
     def leave(self, name: str) -> None:
-        """Takes note that a host's supervisor is about to end."""
+        """Notes that a host's supervisor is about to end."""
         if name in self._hosts:
             self._hosts[name].leaving = True
 

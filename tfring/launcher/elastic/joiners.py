@@ -18,7 +18,7 @@ from tfring.launcher.elastic.workers import Actions, Limits, Worker
 
 
 class Joiners:
-    """Has new workers build, probe their connections, and wait for a place."""
+    """Makes new workers build, probe connections, and wait for a place."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Joiners:
         """Returns the waiting workers that can connect to the members."""
         joiners: list[Worker] = []
         for worker in self._waiting():
-            # The parts of its state cannot be compared before the members tell
+            # A joiner's state cannot be compared before the members describe
             # theirs.
             is_early = (
                 worker.state
@@ -59,7 +59,7 @@ class Joiners:
                 yield worker, why
 
     def probe(self) -> None:
-        """Has waiting workers connect to all members and earlier joiners."""
+        """Makes waiting workers connect to all members and earlier joiners."""
         before: list[Worker] = []
         for worker in self._waiting():
             others = self._not_reached(worker, before)
@@ -74,7 +74,7 @@ class Joiners:
                 self._actions.send([worker], "probe", workers=workers)
 
     def let_off(self) -> None:
-        """Has workers skip a function that the members have ended.
+        """Makes workers skip a function that the members have ended.
 
         A joiner skips a function when a member begins the next one. Until then
         the script may be at its end.
@@ -90,7 +90,7 @@ class Joiners:
                 self._actions.send([worker], "over", result=result)
 
     def let_build(self) -> None:
-        """Has joiners build before they join, so that no member waits."""
+        """Makes joiners build before they join, so that no member waits."""
         building = [
             worker
             for worker in self._roster.living.values()

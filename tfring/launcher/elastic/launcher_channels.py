@@ -12,8 +12,8 @@ from typing import Any
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import HandshakeError
 
-# The longest that one attempt to reach the launcher takes, and the pause before
-# the next one.
+# The time limit of one attempt to reach the launcher, and the pause before the
+# next one.
 _CONNECT_SECONDS = 30.0
 _AGAIN_SECONDS = 0.5
 

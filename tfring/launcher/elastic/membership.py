@@ -1,4 +1,4 @@
-"""The events of an elastic job: what is heard of its hosts and workers.
+"""The events of an elastic job, from its hosts and workers.
 
 No clocks and no sockets. Events are calls, which note what has happened, and
 `rules` decides what follows.
@@ -27,7 +27,7 @@ class Membership(Rules):
     """
 
     def host_lost(self, host: str, why: str) -> None:
-        """Takes note that a supervisor is gone, and its workers with it."""
+        """Notes that a supervisor is gone, and its workers with it."""
         left_out = self.hosts.lost(host, self._clock())
         for worker in list(self.workers.values()):
             if worker.host == host and worker.done:
@@ -65,7 +65,7 @@ class Membership(Rules):
         steps: int,
         building: bool,
     ) -> None:
-        """Takes note that a worker has left its generation, and waits."""
+        """Notes that a worker has left its generation, and waits."""
         if generation != worker.generation:
             return
         worker.ready = True
@@ -83,7 +83,7 @@ class Membership(Rules):
             self.generation.stop_soon(1.0, "a member has left it")
 
     def _take_formed(self, worker: Worker, generation: int) -> None:
-        """Takes note that a worker has all its connections."""
+        """Notes that a worker has all its connections."""
         if generation == worker.generation and not worker.ready:
             worker.formed = True
             self.generation.train_if_connected()
@@ -91,7 +91,7 @@ class Membership(Rules):
     def _take_suspect(
         self, accuser: Worker, generation: int, worker: str, why: str
     ) -> None:
-        """Takes note that a member cannot reach another one."""
+        """Notes that a member cannot reach another one."""
         accused = self.workers.get(worker)
         members = self.generation.members
         if accuser not in members or generation != self.generation.number:
@@ -106,7 +106,7 @@ class Membership(Rules):
         failed: str = "",
         why: str = "",
     ) -> None:
-        """Takes note whom a joiner has reached, and whom it could not reach."""
+        """Notes whom a joiner has reached, and whom it could not reach."""
         worker.reached.update(reached)
         if worker.ready:
             worker.due = math.inf
@@ -127,7 +127,7 @@ class Membership(Rules):
         function: str = "",
         result: str = "",
     ) -> None:
-        """Takes note of a training's phase: "begun", "done" or "left".
+        """Notes a training's phase: "begun", "done" or "left".
 
         A worker that ends during a training is lost. After it nobody is
         replaced or killed, and an exit status other than 0 is the job's. All
@@ -166,7 +166,7 @@ class Membership(Rules):
             )
 
     def _take_bye(self, worker: Worker, status: int) -> None:
-        """Takes note that a worker ends by itself."""
+        """Notes that a worker ends by itself."""
         if worker.trained:
             worker.done = True  # `exited` brings the status
         elif worker.training or status != 0:
@@ -185,15 +185,15 @@ class Membership(Rules):
             self._some_done = True
 
     def _take_error(self, worker: Worker, text: str) -> None:
-        """Takes note that an exception ends a worker."""
+        """Notes that an exception ends a worker."""
         worker.error = reason(text)
         if not worker.trained:
             self._lose(worker, worker.error, ENDING_SECONDS)
 
-    # What others say of a worker.
+    # Events that others report about a worker.
 
     def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
-        """Takes note that nothing is heard of a worker.
+        """Notes that a worker is silent.
 
         With a grace, the worker may end by itself, and its supervisor says how.
         A silent worker between two functions is lost when another member begins
@@ -208,11 +208,11 @@ class Membership(Rules):
             self._lose(worker, why, grace_seconds, tell=not grace_seconds)
 
     def disconnected(self, name: str) -> None:
-        """Takes note that a worker's connection has ended."""
+        """Notes that a worker's connection has ended."""
         self.silent(name, "its connection has ended", _EXIT_SECONDS)
 
     def exited(self, name: str, status: int, how: str) -> None:
-        """Takes note that a worker's process is gone; `how` is in words."""
+        """Notes that a worker's process is gone; `how` is in words."""
         worker = self.workers.get(name)
         if worker is not None:
             if worker.is_over and status == 0:

@@ -39,7 +39,7 @@ class Roster:
         self._clock = clock
         self.living: dict[str, Worker] = {}
         self.ending: dict[str, Worker] = {}
-        # What each host's supervisor was told of the cores of its workers.
+        # What each host's supervisor was last told about its workers' cores.
         self._cores: dict[str, dict[str, int]] = {}
         self._numbers = itertools.count(1)
 
@@ -88,7 +88,7 @@ class Roster:
     def dismiss(
         self, worker: Worker, why: str, status: int | None, grace_seconds: float
     ) -> None:
-        """Tells a worker to end, and has it killed at the end of its grace.
+        """Tells a worker to end, and lets it be killed at the end of its grace.
 
         `status` is the exit status that the worker is told to end with; None if
         it is about to end by itself.
@@ -118,7 +118,7 @@ class Roster:
             self._actions.say(f"{worker} is lost: {why}.")
 
     def host_lost(self, host: str) -> None:
-        """Takes note that the ending workers of a host are gone."""
+        """Notes that the ending workers of a host are gone."""
         self._cores.pop(host, None)
         for worker in list(self.ending.values()):
             if worker.host == host:
@@ -126,7 +126,7 @@ class Roster:
                 del self.ending[worker.name]
 
     def exited(self, name: str, status: int, how: str) -> None:
-        """Takes note that an ending worker's process is gone."""
+        """Notes that an ending worker's process is gone."""
         worker = self.ending.pop(name, None)
         if worker is None:
             return

@@ -185,7 +185,7 @@ class Rules:
             generation.stop(f"{worker} is lost: {why}")
 
     def _is_waited_for(self, worker: Worker) -> bool:
-        """Returns True if members have begun a function that it has not."""
+        """Returns True if members have begun a later function than a worker."""
         return not worker.done and any(
             each.training and each.run > worker.run
             for each in self.generation.members
@@ -255,7 +255,7 @@ class Rules:
             self._roster.start(host)
 
     def _tell_of_waiting(self) -> None:
-        """Has the members leave at a commit if others are to be members."""
+        """Makes the members leave at a commit if others are to be members."""
         if self.generation.phase is not Phase.TRAINING:
             return
         chosen = self._choose(self.generation.members)

@@ -207,8 +207,7 @@ class Server:
             sock.close()
             return
         if role == "supervisor":
-            # An earlier output connection with unread messages would stay in
-            # the way.
+            # Drop an earlier output connection that has unread messages.
             self.drop("output", name)
         if role == "pulse":
             self._heard[name] = self._clock

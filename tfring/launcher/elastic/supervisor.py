@@ -50,16 +50,16 @@ class Supervisor:
 
         Args:
             configuration: `token`, `address`, `host`, `command`, `directory`,
-                `environment` (what the workers' has more than this process's),
-                `silence_seconds`, after which a stopped worker is reported,
-                `interface`, where the workers listen; None is where this
-                process reaches the rendezvous from, and `has_lifeline`, if the
-                end of its standard input ends it. For a host that the launcher
-                does not know, `slots`, and for how long to try to reach it,
-                `patience_seconds`, and `order`, which sorts such hosts; `node`,
-                if there may be other supervisors on its machine, is the same
-                for those whose workers share memory; `threads` is how many a
-                worker starts, by default one.
+                `environment` (variables that workers have besides this
+                process's), `silence_seconds` (after which a stopped worker is
+                reported), `interface` (the address at which workers listen;
+                None: the one from which this process reaches the rendezvous)
+                and `has_lifeline` (whether the end of standard input ends this
+                process). For a host that the launcher does not know: `slots`,
+                `patience_seconds` (for how long to try to reach the launcher)
+                and `order` (which sorts such hosts). Optional: `node` (equal
+                for supervisors on one machine, whose workers share memory) and
+                `threads` (how many a worker starts; default 1).
 
         Raises:
             OSError: The rendezvous cannot be reached.

@@ -1,4 +1,4 @@
-"""The process of a worker, as its supervisor has it."""
+"""The process of a worker, which its supervisor starts and watches."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ constexpr int kRepetitions = 3;
 // its message there already, but not all ranks can.
 constexpr int kMessages = 10;
 constexpr int64_t kMessageBytes = 8;
-// Bytes that a node sends over its link to measure the bandwidth of the host's.
+// Bytes that a node sends over its link to measure the host's bandwidth.
 constexpr int64_t kTransferBytes = 1 << 20;
 // This many segments are enough where segments are so small that more bytes
 // would take long.
@@ -50,7 +50,7 @@ absl::StatusOr<double> LeastSeconds(const Clock& clock, const Body& body) {
   return least;
 }
 
-// What a measurement works with.
+// The buffers and functions of a measurement.
 struct Means {
   const std::byte* sent;
   std::byte* received;
@@ -61,7 +61,7 @@ struct Means {
 
 // Measures the slowest link of a ring by messages of `first_bytes` to
 // `last_bytes`: see Note [Slow links].  Every `period`th link of the ring leads
-// out of a node, so a rank's steps take turns to be short and long.
+// out of a node, so a rank's steps alternate between short and long.
 absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
                                       const Means& means, int period,
                                       int64_t first_bytes, int64_t last_bytes) {
@@ -89,7 +89,8 @@ absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
   // lets bursts through, and slower where a connection has to find its pace.
   TFRING_RETURN_IF_ERROR(steps(1, bytes));
   // A link that several ranks share hides the latency of all but the first
-  // message.  So the bytes' time is by how much a larger transfer is slower.
+  // message.  So the time per byte follows from how much slower a larger
+  // transfer is.
   double seconds_before = costs.latency_seconds;
   int64_t bytes_before = 0;
   while (true) {

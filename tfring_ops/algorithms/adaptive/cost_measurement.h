@@ -17,16 +17,17 @@ namespace tfring {
 // The messages that measure a link between nodes grow only until one takes much
 // longer than its latency and than a computer's noise: a link of 100 Mbit/s is
 // measured with a quarter of a megabyte, and one of 1 Gbit/s or more with
-// several.  The ranks agree on each step, as their messages have one size.
+// several.  The ranks agree on each step, because their messages have one
+// size.
 
-// Measures for some milliseconds, or some tens of them over a link of 1 Gbit/s.
-// Every rank gets the costs of the slowest one.  The messages are counted as
-// control messages.  Collective, and for the host alone.
+// Measures the costs of the host, which takes some milliseconds, or some tens
+// of milliseconds over a link of 1 Gbit/s.  Every rank gets the costs of the
+// slowest one.  The messages are counted as control messages.  Collective.
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
                                    const Clock& clock = SteadyClock());
 
-// The same on a device, too.  Messages and operands have up to
-// `transfer_bytes`; await() returns when the transport and the kernels have
+// Measures the costs of the host or of a device.  Messages and operands have up
+// to `transfer_bytes`; await() returns when the transport and the kernels have
 // completed all their work; largest() returns the largest of the numbers that
 // the ranks give it.  Collective.
 absl::StatusOr<Costs> MeasureCosts(

@@ -62,10 +62,10 @@ std::vector<std::vector<int>> Shapes(const Layout& layout) {
   return shapes;
 }
 
-// The links that the ranks' messages take side by side.
+// The links that the ranks' messages use at the same time.
 struct Path {
   double latency_seconds;
-  // Of the link that is busy for longest, and of a message on the way.
+  // The costs of the link that is busy for longest, and of one message.
   double seconds_per_byte, own_seconds_per_byte;
   // In a job of one node the cores that reduce have to copy, too.
   bool overlaps;
@@ -190,12 +190,12 @@ double GridSeconds(const std::vector<int>& shape, const Layout& layout,
     length /= shape[axis - 1];
     others += RingSeconds(path(axis), costs, shape[axis], length);
   }
-  // Axes on the same links do not gain from working at a time.
+  // Axes on the same links do not gain from working at the same time.
   if (blocks == 1 || !first_is_node) {
     return static_cast<double>(blocks) * (scatter + others + gather);
   }
-  // The first axis works on the block behind, on both neighbours, and on the
-  // block before.
+  // The first axis works on the next block, on both neighbours, and on the
+  // previous block.
   return scatter + std::max(others, scatter) +
          static_cast<double>(blocks - 2) * std::max(others, scatter + gather) +
          std::max(others, gather) + gather;

@@ -1,8 +1,8 @@
 // The predicted time of an allreduce, by algorithm, and the choice of the best.
 //
 // The model is Hockney's: a message of b bytes takes latency + b *
-// seconds_per_byte, and a reduction a time per byte besides.  Of what overlaps
-// in a ring or a grid the longest counts.
+// seconds_per_byte, and a reduction a time per byte besides.  If parts of a
+// ring or a grid overlap, the longest one counts.
 //
 // Everything here is a pure function: ranks that agree on the costs make the
 // same choice.

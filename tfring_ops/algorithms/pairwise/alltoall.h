@@ -1,4 +1,4 @@
-// Alltoall: every rank has something for every other.
+// Alltoall: every rank sends a run of elements to every other rank.
 #ifndef TFRING_OPS_ALGORITHMS_PAIRWISE_ALLTOALL_H_
 #define TFRING_OPS_ALGORITHMS_PAIRWISE_ALLTOALL_H_
 

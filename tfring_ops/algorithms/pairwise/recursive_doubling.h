@@ -18,9 +18,6 @@ inline constexpr int64_t kDoublingBlockBytes = 1 << 20;
 // buffer: each element is reduced along one tree over the ranks, and two ranks
 // that exchange operands reduce them in the same order.
 //
-// Bit-identical on every rank, and whatever else is in the buffer: each element
-// is reduced along one tree over the ranks, and the two ranks that meet reduce
-// the same two operands in the same order.
 absl::Status RecursiveDoublingAllreduce(const RingContext& context,
                                         RingBuffers buffers);
 

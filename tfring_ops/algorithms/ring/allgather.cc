@@ -28,7 +28,7 @@ absl::Status RingAllgather(const RingContext& context, const void* input,
   buffers.count = total;
   buffers.dtype = DataType::kUint8;
   Primitives prims(context, buffers);
-  // The run of the rank that is `j` places before this one in the ring.
+  // Returns the run of the rank that is `j` places before this one in the ring.
   const auto run = [&](int j) { return runs[context.order.Before(j)]; };
 
   TFRING_RETURN_IF_ERROR(prims.Send(run(0)));

@@ -49,19 +49,19 @@ absl::Status RingAllreduceBlocks(const RingContext& context,
   TFRING_RETURN_IF_ERROR(blocks.Begin(blocks.at(0)));
   TFRING_RETURN_IF_ERROR(prims.Send(chunk(0, 1)));
   for (int64_t block = 0; block < blocks.size(); ++block) {
-    // Reduce-scatter.  Chunk r starts at the rank behind r, walks round the
-    // ring, and is whole at rank r.
+    // Reduce-scatter.  Chunk r starts at the rank after r, travels round the
+    // ring, and is complete at rank r.
     for (int j = 2; j < n; ++j) {
       TFRING_RETURN_IF_ERROR(prims.RecvReduceSend(chunk(block, j)));
     }
     TFRING_RETURN_IF_ERROR(prims.RecvReduceCopySend(chunk(block, 0)));
 
-    // Allgather.  The whole chunks walk round once more.
+    // Allgather.  The complete chunks travel round the ring once more.
     for (int j = 1; j < n - 1; ++j) {
       TFRING_RETURN_IF_ERROR(prims.RecvCopySend(chunk(block, j)));
     }
-    // See Note [Reduction by blocks] in blocks.h.  The block behind the last
-    // one is empty.
+    // See Note [Reduction by blocks] in blocks.h.  The block after the last one
+    // is empty.
     TFRING_RETURN_IF_ERROR(blocks.Begin(blocks.at(block + 1)));
     TFRING_RETURN_IF_ERROR(prims.Send(chunk(block + 1, 1)));
     TFRING_RETURN_IF_ERROR(prims.Recv(chunk(block, n - 1)));

@@ -1,4 +1,4 @@
-// How a buffer is shared out between ranks.
+// How a buffer is divided between ranks.
 #ifndef TFRING_OPS_ALGORITHMS_RING_CHUNKS_H_
 #define TFRING_OPS_ALGORITHMS_RING_CHUNKS_H_
 
@@ -34,8 +34,8 @@ inline int64_t UpToBorder(int64_t count, DataType dtype) {
   return (count + between - 1) / between * between;
 }
 
-// Returns `count`, rounded down to the last border, or `count` if that would be
-// none.
+// Returns `count`, rounded down to the last border, or `count` if that would
+// leave no elements.
 inline int64_t DownToBorder(int64_t count, DataType dtype) {
   const int64_t between = kBorderBytes / SizeInBytes(dtype);
   return count < between ? count : count / between * between;

@@ -16,15 +16,15 @@ namespace {
 // Note [Blocks of a grid]
 // The first axis is within a node, and the others are between nodes.  To keep
 // both busy, a buffer is cut into blocks.  While the other axes reduce a block,
-// the first one gathers the block before and scatters the block behind it. Both
-// are lists of primitives that take turns: the list goes on that has moved the
-// smaller part of its elements.  A primitive that only sends follows the one
-// before it at once, so that something is on the wire in the other list's turn.
-// On the first axis a primitive moves a part of a chunk, so that the turns are
-// short.
+// the first one gathers the previous block and scatters the next one.  Both are
+// lists of primitives that take turns: the next primitive comes from the list
+// that has moved the smaller part of its elements.  A primitive that only sends
+// follows the one before it at once, so that data is on the wire during the
+// other list's turn.  On the first axis a primitive moves a part of a chunk, so
+// that the turns are short.
 //
-// All ranks have the same order of primitives, and one waits for those before
-// it alone.  So no rank waits for ever.
+// All ranks have the same order of primitives, and a primitive waits only for
+// those before it.  So no rank waits forever.
 //
 // At the ends of the buffer one side is idle, and each block pays the latencies
 // of all its primitives.  So there are kBlocks blocks, or fewer if the chunks
@@ -91,17 +91,17 @@ class GridMoves {
 
   int64_t blocks() const { return (count_ + block_count_ - 1) / block_count_; }
 
-  // On the first axis: each rank then has its share of a block.
+  // Adds the moves on the first axis that leave each rank its share of a block.
   void Scatter(int64_t block, Moves& moves) const {
     AddReduceScatter(from_input_, Whole(block), moves);
   }
 
-  // On the other axes: each rank then has the sum of its share.
+  // Adds the moves on the other axes that sum up each rank's share.
   void Allreduce(int64_t block, Moves& moves) const {
     AddAllreduce(OwnPart(Whole(block)), moves);
   }
 
-  // On the first axis again: each rank then has the sum of the block.
+  // Adds the moves on the first axis that give each rank the sum of the block.
   void Gather(int64_t block, Moves& moves) const {
     AddAllgather(Whole(block), /*has_sent=*/false, moves);
   }
@@ -115,8 +115,8 @@ class GridMoves {
   }
 
  private:
-  // The primitives of an axis: two that take turns on the first one, whose
-  // chunks have parts.
+  // The primitives of an axis.  The first axis has two, which take turns,
+  // because its chunks have parts.
   using Axis = std::vector<std::unique_ptr<Primitives>>;
 
   Axis MakeAxis(size_t axis, const RingBuffers& buffers) const {
@@ -135,7 +135,8 @@ class GridMoves {
     return absl::OkStatus();
   }
 
-  // What the ranks of an axis share out: a block, or a rank's part of it.
+  // The elements that the ranks of an axis divide: a block, or a rank's part of
+  // it.
   struct Shared {
     size_t axis;
     Range range;
@@ -163,7 +164,7 @@ class GridMoves {
     return {0, {begin, count}, count};
   }
 
-  // What is shared out on the next axis.
+  // Returns the elements that the next axis divides.
   Shared OwnPart(const Shared& shared) const {
     return {shared.axis + 1,
             ChunkOf(shared, rings_[shared.axis]->transport.rank()),
@@ -309,7 +310,7 @@ absl::Status HierarchicalAllreduce(const RingGrid& grid, RingBuffers buffers) {
   for (int64_t block = 0; block < grid_moves.blocks(); ++block) {
     Moves within, between;
     if (block > 0) grid_moves.Gather(block - 1, within);
-    // The block behind the last one is empty.
+    // The block after the last one is empty.
     grid_moves.Scatter(block + 1, within);
     grid_moves.Allreduce(block, between);
     TFRING_RETURN_IF_ERROR(RunInTurns(between, within));

@@ -4,7 +4,7 @@
 // axes, and an allgather along the first one brings all shares together.
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
-// link side by side, while the node's ranks are at work on another block: Note
+// link at the same time, while the node's ranks work on another block: see Note
 // [Blocks of a grid].  A ring takes 2 (n - 1) steps, an axis of n only its own
 // 2 (n - 1): axes of 64 and 64 take 252 where a ring of 4096 takes 8190.  All
 // axes of 2 are Rabenseifner's recursive halving and doubling.

@@ -1,6 +1,6 @@
-// In which order the ring visits the ranks.
+// The order in which a ring visits the ranks.
 //
-// The ranks of a node are neighbours, whatever rank has been started where: so
+// The ranks of a node are neighbours, wherever each rank has been started: so
 // each node's link is crossed once in each direction.
 #ifndef TFRING_OPS_ALGORITHMS_RING_ORDER_H_
 #define TFRING_OPS_ALGORITHMS_RING_ORDER_H_
@@ -11,8 +11,7 @@
 
 namespace tfring {
 
-// The order in which a ring visits the ranks.  Only `place` differs between
-// ranks.
+// Only `place` differs between ranks.
 struct RingOrder {
   // Visits the nodes in the order of their lowest ranks, and the ranks of a
   // node in their own order.

@@ -129,14 +129,14 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
 
 void Primitives::Cut(Range chunk) {
   segments_.clear();
-  // The last piece that does not begin behind the chunk's first element.
+  // The last piece that begins at or before the chunk's first element.
   size_t index =
       std::upper_bound(offsets_.begin(), offsets_.end(), chunk.offset) -
       offsets_.begin() - 1;
   while (chunk.count > 0) {
     const RingPiece& piece = pieces_[index];
     const int64_t first = chunk.offset - offsets_[index];
-    // The chunk begins in the gap behind this piece.
+    // The chunk begins in the gap after this piece.
     if (first >= piece.count) {
       if (++index == pieces_.size()) return;
       chunk.count -= offsets_[index] - chunk.offset;

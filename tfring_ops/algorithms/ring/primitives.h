@@ -56,8 +56,8 @@ struct RingBuffers {
   // Applied to each element once, at the rank where it becomes whole.
   double scale = 1.0;
   // If there are any pieces, they replace `input` and `output`.  They follow
-  // each other with the gaps of Note [Aligned borders], and `count` is CountOf
-  // them.  The initializer makes the field optional.
+  // each other with the gaps of Note [Aligned borders], and `count` is
+  // CountOf(pieces).  The initializer makes the field optional.
   absl::Span<const RingPiece> pieces = {};  // NOLINT
 };
 

@@ -18,10 +18,11 @@ absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
   if (buffers.op == ReduceOp::kAverage) buffers.scale /= n;
 
   Primitives prims(context, buffers);
-  // The chunk of the rank that is `j` places before this one in the ring.
+  // Returns the chunk of the rank that is `j` places before this one in the
+  // ring.
   const auto chunk = [&](int j) { return chunks[context.order.Before(j)]; };
 
-  // Chunk r walks once round the ring and is whole at rank r.
+  // Chunk r travels once round the ring and is complete at rank r.
   TFRING_RETURN_IF_ERROR(prims.Send(chunk(1)));
   for (int j = 2; j < n; ++j) {
     TFRING_RETURN_IF_ERROR(prims.RecvReduceSend(chunk(j)));

@@ -15,7 +15,7 @@ class Adasum final : public Collective {
     FillWithIdentity(kernels, request.dtype, ReduceOp::kSum, memory, bytes);
   }
 
-  // Each tensor by itself.
+  // Adasum combines each tensor by itself.
   absl::Status Run(ExecutionContext& context,
                    const Bucket& bucket) const override {
     const Kernels& kernels = context.ring().kernels;
@@ -36,7 +36,7 @@ class Adasum final : public Collective {
                     request.postscale_factor);
       TFRING_RETURN_IF_ERROR(kernels.Synchronize());
     }
-    // It was as much as the tensor has.
+    // The scratch was as large as the tensor.
     if (context.scratch().bytes() > context.fusion_threshold_bytes()) {
       context.scratch().Clear();
     }

@@ -29,7 +29,7 @@ struct Part {
   int64_t bytes;  // of all ranks
 };
 
-// If a rank's parts are short, they are one message: the fusion buffer holds
+// Gathers the short parts of a rank as one message: the fusion buffer holds
 // them in a row.
 absl::Status GatherStaged(ExecutionContext& context,
                           absl::Span<const Part> parts) {
@@ -72,7 +72,7 @@ absl::Status GatherStaged(ExecutionContext& context,
   return kernels.Synchronize();
 }
 
-// Short ones together, each other one by itself.
+// Gathers short tensors together, and every other tensor by itself.
 absl::Status GatherAll(ExecutionContext& context,
                        absl::Span<const Part> parts) {
   const int64_t most_short_bytes =
@@ -152,7 +152,7 @@ class Allgather final : public Collective {
   }
 };
 
-// All ranks have the whole shape, and so know all shares.
+// Every rank knows all shares, because it knows the whole shape.
 class GatherInPlace final : public Collective {
  public:
   std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,

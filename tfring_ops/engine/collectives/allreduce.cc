@@ -20,7 +20,7 @@ RingBuffers BuffersOf(const CollectiveRequest& request,
   return buffers;
 }
 
-// The tensors lie as they are.
+// Reduces the tensors where they are.
 absl::Status AllreduceInPlace(ExecutionContext& context,
                               const CollectiveRequest& request,
                               absl::Span<const RingPiece> pieces) {
@@ -33,7 +33,8 @@ absl::Status AllreduceInPlace(ExecutionContext& context,
              : context.allreduce().Run(buffers);
 }
 
-// Through the fusion buffer, and scaled and cast on the way.
+// Reduces the tensors in the fusion buffer, and scales and casts them on the
+// way.
 absl::Status AllreduceStaged(ExecutionContext& context,
                              const CollectiveRequest& request,
                              absl::Span<const RingPiece> pieces,
@@ -87,8 +88,8 @@ class Allreduce final : public Collective {
         factors.push_back(entry->input_factor());
       }
     }
-    // By the agreed request, so that it is the same on all ranks, whichever
-    // entries are a rank's own.
+    // Decide from the agreed request, not from this rank's entries: all ranks
+    // must reach the same decision.
     const bool travels_as_it_is =
         first.prescale_factor == 1.0 && WireType(first) == first.dtype;
     for (const Pack& pack :

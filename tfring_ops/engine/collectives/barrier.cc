@@ -5,7 +5,7 @@ namespace {
 
 class Barrier final : public Collective {
  public:
-  // That all ranks have agreed on it is all there is to it.
+  // A barrier is complete once all ranks have agreed on it.
   absl::Status Run(ExecutionContext&, const Bucket&) const override {
     return absl::OkStatus();
   }

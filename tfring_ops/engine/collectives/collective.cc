@@ -25,7 +25,7 @@ const Collective& CollectiveOf(CollectiveKind kind) {
     TFRING_FOR_EACH_COLLECTIVE(TFRING_GET)
 #undef TFRING_GET
   }
-  // A message with another is refused when it is decoded.
+  // A message with another kind is refused when it is decoded.
   __builtin_unreachable();
 }
 

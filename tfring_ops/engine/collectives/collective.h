@@ -21,7 +21,7 @@
 
 namespace tfring {
 
-// What Run gets: a response of the negotiation, and this rank's entries for it.
+// The argument of Run: a response of the negotiation, and this rank's entries.
 struct Bucket {
   // The entries of the response's names, in that order.  There are several only
   // if the kind is fusible.
@@ -66,7 +66,7 @@ class Collective {
   // ---- Execution ----
 
   // Returns true if Run only launches work on a GPU's stream, by the stream
-  // collectives of `context`: it neither waits for work there nor allocates
+  // collectives of `context`, without waiting for work there or allocating
   // memory.
   virtual bool OnlyLaunches(const ExecutionContext& context,
                             const CollectiveRequest& request) const;

@@ -3,7 +3,7 @@
 namespace tfring {
 namespace {
 
-// The coordinator knows which ranks have joined; here they hear who was last.
+// The coordinator knows which ranks have joined; Run tells them which was last.
 class Join final : public Collective {
  public:
   // The last rank to join differs from time to time.

@@ -103,7 +103,7 @@ class ReduceScatter : public Collective {
   }
 
  private:
-  // A rank's part of a tensor of `count` elements.
+  // Returns a rank's part of a tensor of `count` elements.
   virtual Range ElementsOfRank(const TensorInfo& tensor, int64_t count,
                                int rank, int size) const {
     const int64_t row_count = count / tensor.dims[0];
@@ -111,8 +111,8 @@ class ReduceScatter : public Collective {
     return {rows.offset * row_count, rows.count * row_count};
   }
 
-  // The output for this rank's part, which begins at `offset` bytes of the
-  // whole tensor.
+  // Returns the output for this rank's part, which begins at `offset` bytes of
+  // the whole tensor.
   virtual void* OwnOutput(void* output, int64_t /*offset*/) const {
     return output;
   }

@@ -36,14 +36,15 @@ T Identity(ReduceOp op) {
 #define TFRING_IDENTITY(OP, NAME, IDENTITY) \
   case ReduceOp::OP:                        \
     return IDENTITY<T>();
-    // Some have the same.
+    // Some reductions have the same identity.
     TFRING_FOR_EACH_REDUCTION(TFRING_IDENTITY)  // NOLINT(bugprone-branch-clone)
 #undef TFRING_IDENTITY
   }
   return Zero<T>();
 }
 
-// Writes some on the host, which is copied until it fills `memory`.
+// Writes a block of identities on the host, and copies it until `memory` is
+// full.
 template <typename T>
 void Fill(const Kernels& kernels, T value, std::byte* memory, int64_t bytes) {
   constexpr int64_t kBlockBytes = 64 << 10;
@@ -89,13 +90,14 @@ void FillWithIdentity(const Kernels& kernels, DataType dtype, ReduceOp op,
 }
 
 // Note [Averages of float16 are divided first]
-// The sum of large float16 is infinite even where their average is not.  So
-// they are divided before they are added, as far as the prescale factor has not
-// done it already.  That costs no bytes on the wire; and as it is by a power of
-// two, the rest being left for afterwards, it is exact but for what becomes
-// less than 2^-14, where bits of float16 are lost.  Larger floats that are cast
-// to float16 on the way are not divided first: gradients without loss scaling
-// are that small, and gradient_predivide_factor is there for large ones.
+// The sum of large float16 values may be infinite even where their average is
+// not.  So they are divided before they are added, as far as the prescale
+// factor has not done so already.  That costs no bytes on the wire.  The
+// divisor is a power of two, and the rest of the division follows afterwards;
+// so the first division is exact, except for results below 2^-14, which lose
+// bits.  Larger floats that are cast to float16 for the wire are not divided
+// first: gradients without loss scaling are that small, and
+// gradient_predivide_factor is there for large ones.
 void AverageOver(int contributors, CollectiveRequest& request) {
   if (request.op != ReduceOp::kAverage) return;
   request.op = ReduceOp::kSum;

@@ -15,8 +15,9 @@ namespace tfring {
 void FillWithIdentity(const Kernels& kernels, DataType dtype, ReduceOp op,
                       std::byte* memory, int64_t bytes);
 
-// Makes an average a sum that is divided by `contributors`: afterwards, but
-// before it where that sum could be infinite and the average is not.
+// Makes an average a sum that is divided by `contributors`: usually afterwards,
+// but before the sum if that could be infinite and the average is not.  See
+// Note [Averages of float16 are divided first].
 void AverageOver(int contributors, CollectiveRequest& request);
 
 }  // namespace tfring

@@ -40,7 +40,7 @@ absl::Status BucketTask::Run(ExecutionLane& lane) {
   if (!lane.failure.ok()) return lane.failure;
   absl::Status status = RunOn(lane);
   if (IsTimeout(status)) {
-    // No rank is silent, as its engine would have noticed.
+    // No rank is silent: the engines would have noticed.
     status = absl::DeadlineExceededError(absl::StrCat(
         label_, " does not move, although every rank is alive: ",
         status.message(), ". A link between the two may be broken."));
@@ -82,7 +82,8 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   span_->AddSent(lane.lane.transport->counted_bytes() - counted_before);
   turn.reset();
   // The ring's messages have told that all ranks are well.  Only the device
-  // knows of errors on remote ranks, and so the entries are done when it is.
+  // knows of errors on remote ranks, so the entries are done when the device
+  // is.
   if (is_launched) return absl::OkStatus();
   for (const TensorEntry* entry : entries_) {
     if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
@@ -104,7 +105,7 @@ void BucketTask::Finish(const absl::Status& status) {
   for (const TensorEntry& entry : own_) {
     tfring::Finish(entry, status, submissions_);
   }
-  // The framework's objects are released here, and not with the last owner.
+  // Release the framework's objects here, and not with the last owner.
   entries_.clear();
   own_.clear();
   neutral_contributions_.clear();

@@ -7,10 +7,11 @@
 namespace tfring {
 namespace {
 
-// For a tensor that is scaled or cast where the threshold forbids all fusion.
+// Size of the fusion buffer for scaled or cast tensors if the threshold forbids
+// fusion.
 constexpr int64_t kScaledBytes = 16 << 20;
 
-// The same on every rank.
+// Returns the bytes of a segment, the same on every rank.
 int64_t SegmentBytes(const Options& options, const Transport& transport,
                      Memory memory) {
   if (memory == Memory::kDevice) return options.device_segment_bytes;
@@ -44,8 +45,8 @@ int64_t ExecutionContext::MostFusedBytes() const {
 
 absl::StatusOr<std::byte*> ExecutionContext::FusionBuffer(int64_t bytes) {
   if (bytes <= fusion_buffer_.bytes()) return fusion_buffer_.data();
-  // Launched work may use it, and the driver would wait for that without a
-  // deadline.
+  // Launched work may use the buffer, and freeing it would wait for that work
+  // without a deadline.
   if (collectives_ != nullptr) TFRING_RETURN_IF_ERROR(collectives_->Finish());
   Transport& transport = ring_.transport;
   TFRING_RETURN_IF_ERROR(transport.Export({}));

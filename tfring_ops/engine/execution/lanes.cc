@@ -24,7 +24,7 @@ absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
 void ExecutionLane::Abort(const absl::Status& reason) {
   if (!failure.ok()) return;
   failure = reason;
-  // First: until then the stream may wait for a rank that will not come.
+  // This comes first: the stream may wait for a rank that will not come.
   if (lane.collectives != nullptr) lane.collectives->Abort(reason);
   lane.transport->Abort(reason);
 }
@@ -47,7 +47,7 @@ Lanes::Lanes(const Options& options,
 }
 
 Lanes::~Lanes() {
-  // The end of its transport waits for other ranks, and polls meanwhile.
+  // The destructor of its transport waits for other ranks, and polls meanwhile.
   const std::unique_ptr<ExecutionLane> ends = std::move(on_device_);
 }
 
@@ -71,7 +71,7 @@ bool Lanes::RunsOnWorker(const CollectiveRequest& request) const {
 
 absl::StatusOr<ExecutionLane*> Lanes::Next() {
   if (!costs_known_) {
-    // While nothing else is on the wire.
+    // Measure while nothing else is on the wire.
     TFRING_ASSIGN_OR_RETURN(const Costs costs,
                             host_[0].context.MeasuredCosts());
     for (ExecutionLane& lane : host_) lane.context.UseCosts(costs);
@@ -146,8 +146,8 @@ void Lanes::KeepMemory() {
 }
 
 void Lanes::Abort(const absl::Status& reason) {
-  // Workers may wait for one another across ranks: so all are told before any
-  // is waited for.
+  // Workers may wait for one another across ranks, so abort all lanes before
+  // waiting for any.
   for (ExecutionLane& lane : host_) {
     if (lane.worker == nullptr) {
       lane.Abort(reason);
@@ -158,7 +158,7 @@ void Lanes::Abort(const absl::Status& reason) {
   for (ExecutionLane& lane : host_) lane.worker.reset();
   if (on_device_ == nullptr) return;
   on_device_->Abort(reason);
-  // Whatever is not finished by now has failed, too.
+  // Tasks that are not finished by now have failed, too.
   if (on_device_->lane.finish && !on_device_->lane.transport->HasAbandoned()) {
     on_device_->lane.finish().IgnoreError();
   }

@@ -23,11 +23,11 @@
 //
 // A launched bucket may wait for a lost rank, and the host must not wait for it
 // without checking for that.  So work that makes the host wait for the GPU runs
-// alone, after everything that is launched and before the next bucket.  That
-// is: the ring's collectives, because their deadlines would include the work
-// before them; and whatever allocates or frees memory, in which the driver may
-// wait without any deadline (neutral contributions, outputs of an allgather, a
-// fusion buffer that grows).
+// alone, after everything that is launched and before the next bucket.  Such
+// work is the ring's collectives, because their deadlines would include the
+// work before them; and everything that allocates or frees memory, in which the
+// driver may wait without any deadline (neutral contributions, outputs of an
+// allgather, a fusion buffer that grows).
 //
 // With the ring alone there is no such gap: a bucket that goes through CUDA's
 // IPC is complete when it is launched.  Staged copies cannot be launched ahead,
@@ -60,8 +60,7 @@
 
 namespace tfring {
 
-// Adds channels for data until there is one for each bucket that may be on the
-// wire.  Collective.
+// Adds data channels until there is one for each bucket in flight.  Collective.
 absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
                          std::vector<std::unique_ptr<Transport>>& channels);
 
@@ -91,8 +90,8 @@ struct ExecutionLane {
   Lane lane;
   ExecutionContext context;
   Timeline::Track track;  // used if the lane has stream collectives
-  // Why nothing more may run here: the peers' next messages may belong to
-  // another bucket than this rank's next receive.  OK while all is well.
+  // The first error, after which nothing may run here: the peers' next messages
+  // may belong to another bucket than this rank's next receive.
   absl::Status failure;
   // Runs the lane's work, while it has any.  If null, the driver runs it.
   std::unique_ptr<Worker> worker;

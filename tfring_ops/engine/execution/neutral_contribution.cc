@@ -7,7 +7,8 @@ namespace tfring {
 
 NeutralContribution::NeutralContribution(const CollectiveRequest& request) {
   entry_.request = request;
-  // Twice an infinity is one still, but not minus twice.
+  // A prescale factor could turn the identity into another value, such as
+  // infinity into minus infinity.
   entry_.is_neutral = true;
   CollectiveOf(request.kind).MakeNeutral(entry_.request);
 }

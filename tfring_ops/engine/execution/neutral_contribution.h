@@ -26,8 +26,8 @@ class NeutralContribution {
   NeutralContribution(const NeutralContribution&) = delete;
   NeutralContribution& operator=(const NeutralContribution&) = delete;
 
-  // Allocates the memory of entry(), where `kernels` work.  Called once, before
-  // the entry runs.
+  // Allocates the memory of entry(), where `kernels` work.  It is called once,
+  // before the entry runs.
   // REQUIRES:  `kernels` outlives this.
   absl::Status Allocate(const Kernels& kernels);
 

@@ -9,7 +9,7 @@
 namespace tfring {
 namespace {
 
-// A cached schedule that has run through this often was worth the ways of
+// A cached schedule that has repeated this often was worth the messages of
 // leaving it.
 constexpr int64_t kPeriodsThatPay = 4;
 constexpr int64_t kMaxWantedPeriods = 64;
@@ -20,8 +20,8 @@ bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b) {
   return a.name == b.name && DescribeDifference(a, 0, b, 0).empty();
 }
 
-// The distance to the last request of the same name is the period, if all those
-// since then have had the same distance to theirs.
+// The distance to the last request of the same name is the period, if all
+// requests since then have the same distance to their predecessors.
 void PeriodFinder::Add(CollectiveRequest request) {
   const auto [newest, is_new] = newest_.try_emplace(request.name, added_);
   const int64_t distance = added_ - newest->second;
@@ -52,9 +52,9 @@ std::vector<CollectiveRequest> PeriodFinder::Period() const {
   return {last_.end() - period_, last_.end()};
 }
 
-// To leave a schedule costs a way to every rank, and back to the coordinator. A
-// job that leaves soon, as one that evaluates every few steps, has to show
-// twice as many periods for the next one.
+// Leaving a schedule costs a message to every rank, and one back to the
+// coordinator.  A job that leaves soon, for example because it evaluates every
+// few steps, has to show twice as many periods for the next one.
 void PeriodFinder::ScheduleHasEnded(int64_t items) {
   wanted_periods_ = items >= kPeriodsThatPay * period_
                         ? 2
@@ -188,8 +188,8 @@ std::vector<CachedSchedule::Item> CachedSchedule::TakeReady() {
   return ready;
 }
 
-// Not before all have left: until then the count of common items may grow, and
-// this rank must run them as well.
+// A schedule is not over before all ranks have left: until then the count of
+// common items may grow, and this rank must run them as well.
 bool CachedSchedule::over() const {
   const Progress agreed = Agreed();
   return agreed.all_left && taken_ == agreed.count;

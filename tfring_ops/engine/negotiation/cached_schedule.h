@@ -76,21 +76,21 @@ bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b);
 // Finds the period of the coordinator's response lists.
 class PeriodFinder {
  public:
-  // A longer period is none.
+  // The longest period that becomes a cached schedule.
   static constexpr int kMaxPeriod = 4096;
 
-  // All ranks are to run `request`, as a bucket of its own.
+  // Adds a request that all ranks are to run, as a bucket of its own.
   void Add(CollectiveRequest request);
-  // Forgets the period: something else has happened.
+  // Forgets the period, because something else has happened.
   void Reset();
 
-  // The last period, when it has repeated often enough to be a cached schedule;
-  // what is to come next is its first request.  Empty when not.
+  // Returns the last period, if it has repeated often enough to be a cached
+  // schedule; the next expected request is its first.  Otherwise empty.
   std::vector<CollectiveRequest> Period() const;
 
-  // A cached schedule has ended after `items`.  One that has not paid makes the
-  // next one wait for more repetitions, so that a job which keeps leaving its
-  // cached schedules soon has none.  Resets.
+  // Notes that a cached schedule has ended after `items`, and resets.  After a
+  // schedule that was too short to pay, the next one needs more repetitions, so
+  // that a job which keeps leaving its cached schedules soon has none.
   void ScheduleHasEnded(int64_t items);
 
  private:
@@ -105,12 +105,12 @@ class PeriodFinder {
   int64_t wanted_periods_ = 2;
 };
 
-// One rank's view of a cached schedule that holds.
+// One rank's view of the current cached schedule.
 //
 // Invariants:
 // - An item that all ranks have requested runs, on all of them.
 // - An item that one rank has not requested when it leaves runs on none.
-// - TakeReady returns the same on every rank, call for call, but for the
+// - TakeReady returns the same on every rank, call for call, except for the
 //   requests, which are the rank's own.
 class CachedSchedule {
  public:
@@ -120,32 +120,33 @@ class CachedSchedule {
     std::vector<std::vector<int64_t>> sizes;
   };
 
-  // The view of `rank` among `size`.
+  // Makes the view of `rank` among `size` ranks.
   // REQUIRES: `items` is not empty, and the same on every rank.
   CachedSchedule(std::vector<CollectiveRequest> items, int rank, int size,
                  ProgressNeighbors neighbors);
 
   // Returns true if `request` is this rank's next item.
   bool IsNext(const CollectiveRequest& request) const;
-  // Counts `request` as one item more that this rank has requested.
+  // Counts `request` as the next item that this rank has requested.
   // REQUIRES: IsNext(request); this rank has not left.
   void Submit(CollectiveRequest request);
   // This rank leaves.
   void Leave() { own_.some_left = own_.all_left = true; }
   bool has_left() const { return own_.all_left; }
-  // How many items this rank has requested.
+  // The number of items that this rank has requested.
   int64_t submitted() const { return own_.count; }
 
-  // The update on this rank and those below it, which its peers and its parent
-  // are to get before anything else happens; none if there is no news.
+  // Returns the update on this rank and the ranks below it, which its peers and
+  // its parent must get before anything else happens; none if there is no news.
   std::optional<ProgressUpdate> TakeReport();
-  // The same on all ranks, as far as it is known here, for its children.
+  // Returns the update on all ranks, as far as it is known here, for its
+  // children.
   std::optional<ProgressUpdate> TakeTotal();
-  // The progress in the last of these.
+  // The progress in the last report.
   const Progress& reported() const { return reported_; }
   const Progress& told() const { return told_; }
 
-  // Takes in an update of a neighbor.  Internal if that takes back an earlier
+  // Receives an update of a neighbor.  Internal if it takes back an earlier
   // one.
   absl::Status Receive(int neighbor, const ProgressUpdate& update);
   // Returns true if `neighbor` has sent its last update.
@@ -153,8 +154,8 @@ class CachedSchedule {
   // Returns true if this rank knows of one that has left.
   bool SomeHaveLeft() const;
 
-  // The next items that all ranks have requested, up to a border; empty if
-  // there are none.
+  // Returns the next items that all ranks have requested, up to a border; empty
+  // if there are none.
   std::vector<Item> TakeReady();
   int64_t taken() const { return taken_; }
   // The requests of this rank that have not been taken, in order.
@@ -174,9 +175,9 @@ class CachedSchedule {
   Progress Total() const;
   // The progress of all ranks, as far as this one may act by it.
   Progress Agreed() const;
-  // Sizes that hold for all ranks.
+  // Notes sizes that are valid for all ranks.
   void Know(const RequestSizes& sizes);
-  // Behind the first `count` items, unless they have been taken.
+  // Adds a border after the first `count` items, unless they have been taken.
   void AddBorder(int64_t count);
 
   const std::vector<CollectiveRequest> items_;
@@ -187,12 +188,12 @@ class CachedSchedule {
   std::deque<CollectiveRequest> pending_;
   int64_t taken_ = 0;
   std::set<int64_t> borders_;  // beyond taken_
-  // By item of the period: this rank's last reported sizes, and all ranks'
-  // sizes when the item ran last.
+  // For each item of the period: this rank's last reported sizes, and all
+  // ranks' sizes when the item ran last.
   std::vector<std::vector<int64_t>> own_sizes_;
   std::vector<SizesByRank> sizes_;
   std::map<int64_t, std::vector<RequestSizes>> changes_;  // by item to be taken
-  // For the next report, and for the next total.
+  // The sizes for the next report, and for the next total.
   std::vector<RequestSizes> unreported_;
   std::vector<int64_t> untold_borders_;
   std::vector<RequestSizes> untold_;

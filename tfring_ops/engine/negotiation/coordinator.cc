@@ -120,7 +120,7 @@ bool Coordinator::FailsLate(int rank, const CollectiveRequest& request) {
       ++expired;
       continue;
     }
-    // The rank will not submit that one.
+    // The rank will not submit the expired request any more.
     const bool skips = IsEarlier(expired->second.request, request);
     if (!skips) Fail({rank}, request.name, expired->second.status);
     if (IsEarlier(request, expired->second.request)) return true;
@@ -193,8 +193,8 @@ void Coordinator::Join(int rank, CollectiveRequest request) {
     const auto waiting = it++;
     if (IsComplete(waiting->second)) complete.push_back(Extract(waiting));
   }
-  // The map's order would do, as the coordinator alone decides; the order in
-  // which names came is that of the scripts.
+  // Any order is correct, because the coordinator alone decides; the order of
+  // arrival is the order in the scripts.
   std::sort(
       complete.begin(), complete.end(),
       [](const Waiting& a, const Waiting& b) { return a.number < b.number; });
@@ -363,8 +363,9 @@ absl::Status Coordinator::CheckStalls(Time now,
 // A ring cuts a message into chunks, and adds up each chunk in an order of
 // ranks of its own.  So the bits of a sum of three and more ranks depend on the
 // place of its elements in the message, and thus on the rest of the message.
-// The tensors of one request are always the same; which requests become ready
-// together depends on the time.  Options::deterministic keeps requests apart.
+// The tensors of one request are always the same, but which requests become
+// ready together depends on timing.  Options::deterministic keeps requests
+// apart.
 ResponseList Coordinator::TakeResponses() {
   ResponseList response_list = std::exchange(responses_, {});
   Fusion fusion(options_);
@@ -410,7 +411,7 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
 std::vector<CollectiveRequest> Coordinator::NextSchedule() const {
   if (members_.size() == 1 || joined_count_ > 0) return {};
   std::vector<CollectiveRequest> period = periods_.Period();
-  // A request that is not in it would make ranks leave at once.
+  // A request that is not in the schedule would make ranks leave it at once.
   for (const auto& one : waiting_) {
     const CollectiveRequest& waiting = one.second.request;
     const bool scheduled = std::any_of(

@@ -12,11 +12,11 @@
 // - A rank that submits a stalled request later gets its failure then, so that
 //   no rank takes the next request of that name for the old one.
 // - Requests of different executions of a chain never run together: the ranks
-//   in the earlier one get an error, as it will never be complete.
-// - A join is complete once all ranks have joined; until then no rank waits for
-//   those that have, and they submit no requests.
-// - A cached schedule begins only if it has all requests that wait: for any
-//   other, ranks would leave the schedule, and it would wait anew.
+//   in the earlier one get an error, because it will never be complete.
+// - A join is complete once all ranks have joined.  Until then no rank waits
+//   for a joined rank, and joined ranks submit no requests.
+// - A cached schedule begins only if it contains all requests that wait: any
+//   other request would make the ranks leave the schedule.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_
 
@@ -44,22 +44,22 @@ class Coordinator {
 
   Coordinator(const Options& options, Members members);
 
-  // `rank` is ready for `request`.
+  // Notes that `rank` is ready for `request`.
   void Add(int rank, CollectiveRequest request, Time now);
-  // As above.  A request that has been added for another rank, and agreed with
-  // what waits, is not compared again.
+  // Notes that `rank` is ready for `known`.  A request that was added for
+  // another rank and agreed with the waiting one is not compared again.
   void Add(int rank, KnownRequest& known, Time now);
 
-  // `rank` has shut down: nothing can be agreed any more.
+  // Notes that `rank` has shut down: nothing can be agreed on any more.
   void Depart(int rank);
 
   // Reports requests that some ranks have not sent, and fails requests that
   // have waited too long.  Ranks that wait for one another are reported sooner;
   // see deadlock.h.  The `silent` ones have been reported already.
   //
-  // If ranks are replaced, an error ends these ranks' part in the job: a rank
-  // has waited too long for them, and they wait for nothing themselves, and so
-  // hang.
+  // If ranks are replaced, an error ends the part in the job of ranks that
+  // hang: another rank has waited too long for them, and they wait for nothing
+  // themselves.
   absl::Status CheckStalls(Time now, const std::vector<int32_t>& silent = {});
 
   // Returns the decisions since the last call.  If they begin a cached
@@ -68,7 +68,7 @@ class Coordinator {
   // REQUIRES: no cached schedule holds.
   ResponseList TakeResponses();
 
-  // The cached schedule holds no more, after `items`.
+  // Notes that the cached schedule has ended, after `items`.
   void ScheduleHasEnded(int64_t items) { periods_.ScheduleHasEnded(items); }
 
  private:
@@ -81,7 +81,7 @@ class Coordinator {
     std::vector<bool> submitted;  // by rank
     int submissions = 0;
     bool reported = false;
-    // By rank; empty if its kind has none.  See Collective::Sizes.
+    // The sizes by rank; empty if the kind has none.  See Collective::Sizes.
     std::vector<std::vector<int64_t>> sizes;
     // How other ranks' requests differ from `request`; empty if they do not.
     std::string difference;
@@ -110,15 +110,15 @@ class Coordinator {
   Waiting Extract(WaitingByName::iterator waiting);
   // Removes all requests that wait.
   void ForgetWaiting();
-  // Fails `request`, or what waits under its name, whichever is of an earlier
-  // execution of the chain.  Returns true if it was `request`.
+  // Fails `request` or the waiting request of its name, whichever belongs to an
+  // earlier execution of the chain.  Returns true if it was `request`.
   bool FailsBehind(int rank, const CollectiveRequest& request);
   // Notes how `request` differs from `waiting`, or its sizes.  Returns true if
-  // there was nothing to note.
+  // there is no difference and there are no sizes.
   bool Compare(int rank, const CollectiveRequest& request,
                Waiting& waiting) const;
   // Fails `request` on `behind`: `ahead` has left its execution of the chain,
-  // as it has submitted the same request in a later one.
+  // because it has submitted the same request in a later one.
   void FailBehind(std::vector<int32_t> behind, const CollectiveRequest& request,
                   int ahead, const CollectiveRequest& later);
   // Marks `rank` as joined; `request` is its join.
@@ -137,7 +137,7 @@ class Coordinator {
   // Returns true if one of `ranks` has submitted nothing that waits.
   bool OneHangs(const std::vector<int32_t>& ranks) const;
   std::string DescribeStall(const Waiting& waiting, Time now) const;
-  // In the order of arrival.
+  // Returns the waiting requests in the order of arrival.
   std::vector<PendingRequest> Pending() const;
   void CheckDeadlock(Time now);
 
@@ -149,10 +149,11 @@ class Coordinator {
   std::deque<Waiting*> by_number_;
   int64_t first_number_ = 0;
   std::multimap<std::string, Expired> expired_;
-  // Agreed and not yet in a response list, in the order of execution.
+  // Agreed requests that are in no response list yet, in the order of
+  // execution.
   std::vector<Waiting> ready_;
   PeriodFinder periods_;
-  ResponseList responses_;  // but for the requests of ready_
+  ResponseList responses_;  // without the requests of ready_
   absl::Status departed_;
   std::vector<bool> joined_;  // by rank
   int joined_count_ = 0;

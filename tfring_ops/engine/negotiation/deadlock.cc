@@ -9,7 +9,7 @@
 namespace tfring {
 namespace {
 
-// A message lists no more.
+// The most requests that a message lists.
 constexpr size_t kMostListed = 8;
 
 bool Has(const std::vector<int32_t>& ranks, int32_t rank) {
@@ -35,7 +35,7 @@ std::vector<PendingRequest> FindDeadlock(
     changed = false;
     for (const PendingRequest& one : pending) {
       if (AnyOf(one.missing, counts)) continue;
-      // It may still run, and then its ranks go on.
+      // The request may still run, and then its ranks go on.
       for (const int32_t rank : one.submitted) {
         changed = changed || counts[rank];
         counts[rank] = false;
@@ -51,7 +51,7 @@ std::vector<PendingRequest> FindDeadlock(
 
 std::string DescribeDeadlock(const Members& members,
                              const std::vector<PendingRequest>& deadlock) {
-  // The first one of several requests of the same ranks.
+  // Of several requests of the same ranks, only the first is listed.
   std::vector<const PendingRequest*> listed;
   for (const PendingRequest& one : deadlock) {
     const bool known = std::any_of(
@@ -59,7 +59,7 @@ std::string DescribeDeadlock(const Members& members,
         [&](const auto* other) { return other->submitted == one.submitted; });
     if (!known) listed.push_back(&one);
   }
-  // In the order of the ranks, as the order of arrival differs between runs.
+  // Sort by rank, because the order of arrival differs between runs.
   std::sort(listed.begin(), listed.end(), [](const auto* a, const auto* b) {
     return a->submitted < b->submitted;
   });

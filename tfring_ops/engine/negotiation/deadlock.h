@@ -3,11 +3,11 @@
 //
 // A rank counts as blocked if everything that it has asked for waits for ranks
 // that count, and it has asked for nothing new for a while.  Ranks that compute
-// do not count, and ranks that wait for these do not either.  Requests that one
-// step makes in another order than on another rank do not count while the step
-// still makes more.  The coordinator cannot see whether another thread of such
-// a rank will still ask for something: so it warns, and the stall time-out
-// decides.
+// do not count, and neither do ranks that wait for computing ranks.  Requests
+// that a step makes in another order than on another rank do not count while
+// the step still makes more.  The coordinator cannot see whether another thread
+// of a blocked rank will still ask for something.  So it warns, and the stall
+// time-out decides.
 //
 // Pure functions.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_DEADLOCK_H_

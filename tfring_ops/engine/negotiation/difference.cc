@@ -1,4 +1,4 @@
-// DescribeDifference: the words of a mismatch.
+// DescribeDifference: describes a mismatch between two ranks' requests.
 
 #include <string>
 
@@ -25,7 +25,7 @@ std::string Compare(absl::string_view what, int rank_a, absl::string_view a,
 }
 
 std::string Factors(const CollectiveRequest& request) {
-  // All digits: factors that differ in the last bit give different sums.
+  // Print all digits: factors that differ in the last bit give different sums.
   return absl::StrFormat("prescale %.17g, postscale %.17g",
                          request.prescale_factor, request.postscale_factor);
 }

@@ -14,7 +14,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kCoordinatorRank = 0;
-// A rank without a core for so long is not silent.
+// A rank that has no core for up to this long does not count as silent.
 constexpr double kLeastSilence = 0.5;
 // Heartbeats are sent this many times within the silence that counts, and once
 // a second at least.
@@ -45,7 +45,7 @@ Heartbeats::Heartbeats(const Options& options, int rank, int size,
   const double end = options.stall_shutdown_seconds;
   if (limit == 0 || (end > 0 && end < limit)) limit = end;
   if (size == 1 || limit == 0) return;
-  // So that the report is in time.
+  // Find silent ranks early enough for the report.
   const double silence = std::max(0.8 * limit, kLeastSilence);
   silence_ = ToDuration(silence);
   period_ = ToDuration(std::min(silence / kHeartbeatsPerSilence, 1.0));
@@ -57,8 +57,8 @@ void Heartbeats::Spare(Clock::time_point now) {
 
 absl::Status Heartbeats::Look(Clock::time_point now) {
   if (period_.count() == 0 || now < next_look_) return absl::OkStatus();
-  // It has slept, and so may have its peers; what they have sent since may not
-  // be here yet.
+  // This rank has slept, and its peers may have, too; their messages may not
+  // have arrived yet.
   if (now - last_look_ > silence_ / 2) Spare(now);
   last_look_ = now;
   next_look_ = now + look();

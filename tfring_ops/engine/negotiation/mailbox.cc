@@ -8,7 +8,7 @@
 namespace tfring {
 namespace {
 
-// In a length: the next message is a heartbeat.
+// This bit of a length says that the message is a heartbeat.
 constexpr uint64_t kHeartbeat = uint64_t{1} << 63;
 
 }  // namespace

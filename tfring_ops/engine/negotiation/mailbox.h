@@ -23,7 +23,8 @@ class Mailbox {
   // REQUIRES: `transport` outlives the mailbox.
   explicit Mailbox(Transport& transport);
 
-  // Starts to send `message`.  Messages to one peer arrive in this order.
+  // Starts to send `message`.  Messages to one peer arrive in the order of
+  // these calls.
   void Send(int peer, std::shared_ptr<const std::string> message);
 
   // Starts to send a heartbeat, unless the last one is still on its way:
@@ -40,7 +41,7 @@ class Mailbox {
   // call this again.
   absl::Status Listen(int peer);
 
-  // What has arrived from a peer.
+  // The messages that have arrived from a peer.
   struct Heard {
     int64_t count = 0;  // The number of messages and heartbeats.
     int64_t heartbeats = 0;

@@ -72,7 +72,7 @@ constexpr bool kIsInteger = std::is_integral_v<T> || std::is_enum_v<T>;
 // says that another one follows.  Most are small, and the coordinator of 1,024
 // ranks reads megabytes of them.  Other numbers travel as they lie in memory:
 // all ranks run the same build on the same kind of machine.  Strings and lists
-// stand behind their length.
+// follow their length.
 class Writer {
  public:
   template <typename T>

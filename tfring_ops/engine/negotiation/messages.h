@@ -32,7 +32,7 @@ struct RequestList {
 struct Progress {
   // How many items each of these ranks has submitted at least.
   int64_t count = 0;
-  // Whether one of these ranks, or all, have left, and submit no more.
+  // Whether one of these ranks, or all, have left and submit nothing more.
   bool some_left = false, all_left = false;
 
   // Adds the progress of more ranks.
@@ -96,8 +96,8 @@ struct StallReport {
 };
 
 // The coordinator's decision.  Every rank gets the same bytes, so all ranks run
-// the same in the same order.  A rank skips errors and reports that do not name
-// it.
+// the same buckets in the same order.  A rank skips errors and reports that do
+// not name it.
 struct ResponseList {
   std::vector<Response> responses;
   std::vector<ErrorResponse> errors;
@@ -159,7 +159,7 @@ class RequestListDecoder {
     int64_t schedules = 0;
   };
 
-  // Of the lists of `size` ranks.
+  // Makes a decoder for the lists of `size` ranks.
   explicit RequestListDecoder(int size) : next_(size) {}
 
   // Internal if the bytes are not a RequestList.

@@ -13,7 +13,7 @@
 namespace tfring {
 namespace {
 
-// How often rank 0 looks for stalls and late requests, which may wait.
+// How often rank 0 looks for stalls and late requests.
 constexpr std::chrono::milliseconds kLookPeriod{50};
 
 constexpr int64_t kMostKeptBackBytes = 64 << 10;
@@ -85,8 +85,8 @@ absl::StatusOr<bool> Negotiator::ProgressMessages(Clock::time_point now) {
 }
 
 bool Negotiator::SendRequests() {
-  // After a shutdown response too: the coordinator waits for every rank's
-  // shutdown request.
+  // A shutdown request is also the answer to a shutdown response: the
+  // coordinator waits for one from every rank.
   RequestList list{{}, shutdown_requested_ || shutdown_received_, schedules_};
   if (left_[rank_] || (unsent_.empty() && !list.shutdown)) return false;
   list.requests.assign(std::make_move_iterator(unsent_.begin()),
@@ -105,8 +105,8 @@ bool Negotiator::SendRequests() {
     mailbox_.Send(kCoordinatorRank,
                   std::make_shared<const std::string>(Encode(list)));
   }
-  // Kept until a response answers them: a schedule that begins before that has
-  // the coordinator forget them.
+  // Keep the requests until a response answers them: if a schedule begins
+  // before that, the coordinator forgets them.
   for (CollectiveRequest& request : list.requests) {
     const std::string name = request.name;
     asked_.insert_or_assign(name, Asked{asked_count_++, std::move(request)});
@@ -130,8 +130,8 @@ absl::StatusOr<bool> Negotiator::ReceiveRequests() {
 }
 
 void Negotiator::AddRequests(int peer, const RequestListDecoder::List& list) {
-  // Sent before its sender had heard of a cached schedule; it has sent it again
-  // since, or will.
+  // The list was sent before its sender had heard of the cached schedule, and
+  // is sent again afterwards.
   if (list.schedules < schedules_) return;
   const Clock::time_point now = clock_.Now();
   for (KnownRequest* const known : list.requests) {
@@ -147,7 +147,7 @@ void Negotiator::Depart(int rank) {
 }
 
 absl::StatusOr<bool> Negotiator::ReceiveResponses() {
-  // The shutdown response was the last word.
+  // Nothing follows the shutdown response.
   if (shutdown_received_) return false;
   TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
                           mailbox_.Poll(kCoordinatorRank));
@@ -167,8 +167,8 @@ absl::Status Negotiator::Decide(Clock::time_point now) {
     }
     TFRING_RETURN_IF_ERROR(coordinator_->CheckStalls(now, silent));
   }
-  // One list at a time: requests that become ready while this rank runs the
-  // last one can share a message.
+  // Decide one list at a time: requests that become ready while this rank runs
+  // the last one can share a message.
   if (!decisions_.empty()) return absl::OkStatus();
   ResponseList response_list = coordinator_->TakeResponses();
   if (response_list.empty()) return absl::OkStatus();
@@ -210,9 +210,10 @@ void Negotiator::Accept(ResponseList response_list) {
 
 absl::StatusOr<std::optional<Negotiator::Decision>> Negotiator::Next() {
   if (decisions_.empty()) return std::nullopt;
-  // Or this rank would wait for data from one that was not told to send: a
-  // message moves on only while its own transport is asked.  And for no message
-  // more: its receiver may already wait for this rank's data.
+  // Wait until the messages of this decision have left: otherwise this rank
+  // could wait for data from a rank that was not told to send, because a
+  // message moves only while its own transport makes progress.  Do not wait for
+  // later messages: their receivers may already wait for this rank's data.
   TFRING_ASSIGN_OR_RETURN(const bool have_left,
                           mailbox_.HaveLeft(decisions_.front().messages));
   if (!have_left) return std::nullopt;
@@ -242,8 +243,8 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
   std::vector<Asked> again;
   for (auto& [name, asked] : asked_) again.push_back(std::move(asked));
   asked_.clear();
-  // In the order of the script, and before the requests that have not been sent
-  // yet: a rank follows a schedule by that order alone.
+  // Sort by the order of the script, before the requests that have not been
+  // sent yet: a rank follows a schedule in that order only.
   std::sort(again.begin(), again.end(),
             [](const Asked& a, const Asked& b) { return a.number > b.number; });
   for (Asked& asked : again) unsent_.push_front(std::move(asked.request));
@@ -267,7 +268,7 @@ absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
     }
   }
   if (shutdown_requested_) schedule_->Leave();
-  // Send before receiving: the neighbors may wait for this rank alone.
+  // Send before receiving: the neighbors may wait only for this rank.
   const bool said = SendProgress();
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
   if (coordinator_) TFRING_RETURN_IF_ERROR(DropRequests(now));
@@ -299,17 +300,17 @@ bool Negotiator::SendProgress() {
   const std::optional<ProgressUpdate> total = schedule_->TakeTotal();
   if (total) SendTo(neighbors_.children, *total);
   if (!report && !total) return false;
-  // This rank has reported long since the items that all ranks have requested;
-  // its children need its word for it.
+  // This rank has already reported the items that all ranks have requested; its
+  // children still have to hear that all have.
   sent_.push_back({neighbors_.children.empty() ? schedule_->reported().count
                                                : schedule_->told().count,
                    mailbox_.sent()});
   return true;
 }
 
-// Like the coordinator, which decides one list ahead and no more.  A larger
-// request takes longer on the wire than the agreement on the next one, which
-// runs meanwhile.
+// As the coordinator does, this keeps at most one decided list ahead of the one
+// on the wire.  A larger request takes longer on the wire than the agreement on
+// the next one, which runs at the same time.
 bool Negotiator::KeepsBack(const CollectiveRequest& request) const {
   return !decisions_.empty() && Fusion::MayFuse(options_, request) &&
          SizeInBytes(request) <= kMostKeptBackBytes;
@@ -325,8 +326,8 @@ void Negotiator::SendTo(const std::vector<int>& ranks,
 absl::StatusOr<bool> Negotiator::ReceiveProgress() {
   bool received = false;
   for (const int neighbor : all_neighbors_) {
-    // Behind a neighbor's last update there are requests, which are not for
-    // now.
+    // After a neighbor's last update come its requests, which are read after
+    // the schedule.
     while (!schedule_->IsLast(neighbor)) {
       TFRING_ASSIGN_OR_RETURN(const std::optional<std::string> message,
                               mailbox_.Poll(neighbor));
@@ -383,9 +384,9 @@ bool Negotiator::TakeScheduledItems() {
 }
 
 // Under a cached schedule nobody reports a stall.  So a rank that has waited
-// for a while leaves, and then the coordinator does; it counts from there,
-// which is why the while is short.  A hung process sends no heartbeats and
-// never leaves the schedule.
+// for a while leaves the schedule, and then the coordinator reports.  The
+// coordinator counts from that moment, so the patience is short.  A hung
+// process sends no heartbeats and never leaves the schedule.
 void Negotiator::CheckPatience(Clock::time_point now) {
   const bool waits = !schedule_->pending().empty() ||
                      (!unsent_.empty() && !KeepsBack(unsent_.front()));

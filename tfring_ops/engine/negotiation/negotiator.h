@@ -10,10 +10,10 @@
 //   cached schedule are response lists too.
 // - Progress never waits: the engine calls it while a response list is being
 //   executed, so that the next one is there when it ends.
-// - Rank 0 decides one response list ahead and no more, so that requests that
+// - Rank 0 decides at most one response list ahead, so that requests that
 //   arrive meanwhile may share a message.
 // - Between two ranks, messages of a cached schedule and other messages never
-//   mix: nobody reads on behind a neighbor's last update before the schedule is
+//   mix: no rank reads past a neighbor's last update before the schedule is
 //   over.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_
@@ -48,8 +48,7 @@ class Negotiator {
   struct Decision {
     ResponseList response_list;
     int64_t agreed_ns;  // for the timeline
-    // How many of this rank's messages have to leave before the decision is
-    // carried out.
+    // How many of this rank's messages have to leave before the decision runs.
     int64_t messages = 0;
   };
 
@@ -109,7 +108,7 @@ class Negotiator {
   void Depart(int rank);
   absl::StatusOr<bool> ReceiveRequests();
   absl::StatusOr<bool> ReceiveResponses();
-  // Rank 0.
+  // On rank 0, decides the next response list.
   absl::Status Decide(Clock::time_point now);
   // Queues a response list for Next.
   void Accept(ResponseList response_list);
@@ -162,8 +161,8 @@ class Negotiator {
   // While a cached schedule holds:
   std::optional<CachedSchedule> schedule_;
   int64_t schedules_ = 0;  // that have begun
-  // For items that are still to be taken: how many of them the neighbors know
-  // of from this rank, and how many messages it had sent by then.
+  // For items that are still to be taken: how many of them this rank has
+  // reported to the neighbors, and how many messages it had sent by then.
   struct Sent {
     int64_t items;
     int64_t messages;

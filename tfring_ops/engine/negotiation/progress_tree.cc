@@ -40,7 +40,7 @@ ProgressNeighbors NeighborsOf(int rank, const std::vector<int>& nodes,
     }
     return neighbors;
   }
-  // The first rank of each machine speaks for it.
+  // The first rank of each machine represents it.
   std::vector<int> speakers, machine;
   std::set<int> known;
   for (int peer = 0; peer < size; ++peer) {

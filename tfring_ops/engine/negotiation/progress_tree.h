@@ -1,12 +1,11 @@
 // The neighbors of a rank under a cached schedule: the places of the second
 // table in cached_schedule.h.
 //
-// Up to a few ranks are peers: each tells all others of its own progress, in
-// one message one way.  More ranks form a tree.  A rank adds up its own
-// progress and that of its children, and passes the sum to its parent.  The
-// coordinator at the root then knows the progress of all, and sends it down
-// again.  So a rank has few neighbors, however many ranks there are, and a
-// message takes few hops.
+// A few ranks are peers: each sends its own progress to all others, in one
+// message.  More ranks form a tree.  A rank adds up its own progress and that
+// of its children, and passes the sum to its parent.  The coordinator at the
+// root then knows the progress of all, and sends it down again.  So a rank has
+// few neighbors, however many ranks there are, and a message takes few hops.
 //
 // The ranks of a machine are a branch of the tree, so that few messages cross
 // between machines.

@@ -43,7 +43,7 @@ class CudaTransport final : public Transport {
   int64_t counted_bytes() const override { return host_.counted_bytes(); }
 
   OperationId StartSend(int peer, ConstBytes data) override {
-    // Read only: a send is never read into.
+    // The cast is safe: a send only reads its data.
     return Start(peer, const_cast<std::byte*>(data.data()), data.size(),
                  &CudaLink::Send);
   }
@@ -74,7 +74,7 @@ class CudaTransport final : public Transport {
   bool CanPeek(int peer) const override {
     return peer != rank() && links_->link(peer).CanPeek();
   }
-  // A release with a send is one call of the driver.
+  // Peek saves calls: a release together with a send is one call of the driver.
   bool PrefersPeek(int peer) const override { return CanPeek(peer); }
 
   absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
@@ -120,7 +120,7 @@ class CudaTransport final : public Transport {
     if (!broken_.ok()) return;
     broken_ = reason;
     host_.Abort(reason);
-    // The GPU may still be at work on buffers that their owners want back.
+    // The GPU may still use buffers that their owners want back.
     const Scope scope(*links_);
     has_abandoned_ = !links_->StopWaiting();
   }
@@ -169,16 +169,16 @@ class CudaTransport final : public Transport {
     return broken_;
   }
 
-  // The first error counts.  A rank that ends says so before it takes back
-  // memory that peers may be about to open: its reason is the first then.
+  // Keeps the first error.  A rank that ends aborts before it frees memory that
+  // peers may be about to open, so its reason comes first.
   void Note(const absl::Status& status) {
     if (!broken_.ok() || status.ok()) return;
     const absl::Status ended = host_.Progress();
     Abort(ended.ok() ? status : ended);
   }
 
-  // All links, not only the awaited one: that peer may wait for a second rank,
-  // and the second for this one.
+  // Makes progress on all links, not only the awaited one: that peer may wait
+  // for a second rank, and the second for this one.
   void MoveAll() {
     if (!broken_.ok()) return;
     const Scope scope(*links_);

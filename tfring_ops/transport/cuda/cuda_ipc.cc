@@ -9,13 +9,13 @@
 namespace tfring {
 namespace {
 
-// The offset of a part that is in a slot, and not in the exported memory.
+// The offset of a part that is in a slot instead of the exported memory.
 constexpr uint64_t kInSlot = UINT64_MAX;
 
 struct Token {
   enum class Kind : uint64_t { kFilled, kEmptied };
   Kind kind;
-  // kFilled only: the message that the part belongs to, and its place.
+  // For kFilled only: the message that the part belongs to, and its place.
   uint64_t message_bytes = 0;
   uint64_t offset = 0;  // in the exported memory, or kInSlot
 };
@@ -87,7 +87,7 @@ class IpcLink final : public CudaLink {
 
   absl::Status AwaitSent(const CudaMessage& message) override {
     if (!message.is_read_in_place) return AwaitCopies(message.last_part);
-    // Earlier ones have been read, too.
+    // If this part has been read, all earlier parts have, too.
     if (message.last_part > awaited_reads_) {
       own_flags_.emptied.Await(*context_.numbers, message.last_part);
       awaited_reads_ = message.last_part;
@@ -147,8 +147,8 @@ class IpcLink final : public CudaLink {
     mapped_ = 0;
   }
 
-  // A receive is posted only for a token that is sure to arrive: no receive is
-  // left over at the end.
+  // A receive is posted only for a token that is certain to arrive, so no
+  // receive is left over at the end.
   bool ExpectsToken() const {
     return in_flight_ > 0 || arrived_.size() < wanted_parts_;
   }
@@ -205,7 +205,7 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // The offset of `data` in this rank's exported memory.
+  // Returns the offset of `data` in this rank's exported memory.
   uint64_t OffsetOf(const std::byte* data) const {
     const Bytes& exported = memory_.exported();
     const uint64_t offset =
@@ -232,8 +232,9 @@ class IpcLink final : public CudaLink {
         DeviceAddress(data), bytes, context_.outgoing);
   }
 
-  // The stream waits until that part, which is in a slot, has been copied there
-  // and its flag is set; and so those before it, as copies are done in order.
+  // Makes the stream wait until `part`, which is in a slot, has been copied
+  // there and its flag is set.  All earlier parts are complete then, too,
+  // because copies are in order.
   absl::Status AwaitCopies(uint64_t part) {
     if (part <= awaited_copies_) return absl::OkStatus();
     TFRING_RETURN_IF_ERROR(context_.outgoing_numbers->Flush());
@@ -242,7 +243,7 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // The peer has enqueued its read of the earliest part.
+  // Called when the peer has enqueued its read of the earliest part.
   void EndSend() {
     const Part part = parts_in_flight_.front();
     CudaMessage& message = *part.message;
@@ -274,7 +275,7 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // The stream may read incoming_part_, which is of a message of that size.
+  // Lets the stream read incoming_part_, a part of a message of that size.
   absl::Status BeginRead(uint64_t message_bytes) {
     const Token token = arrived_.front();
     if (token.message_bytes != message_bytes) {
@@ -302,9 +303,9 @@ class IpcLink final : public CudaLink {
   const IpcMemory& memory_;
   const int index_, peer_;
 
-  const IpcPeerFlags own_flags_;  // that this rank awaits
+  const IpcPeerFlags own_flags_;  // the flags that this rank awaits
 
-  // The peer's: its slots for this rank, its flags, and its exported memory.
+  // The peer's slots for this rank, its flags, and its exported memory.
   CUdeviceptr mapped_ = 0;
   std::byte* incoming_ = nullptr;
   std::unique_ptr<IpcFlags> mapped_flags_;

@@ -20,15 +20,15 @@
 //   transport requires; the ring's own order (a chunk comes round when its
 //   neighbour has read it) does not hold for the next block of a stage, nor for
 //   recursive doubling.
-// - Before the memory is freed, every rank waits for its stream and closes it,
-//   and all ranks meet: CudaLinks::Export.  The second wait covers only work
-//   enqueued before it, here or by the peer: so streams never wait for each
-//   other in a cycle.  It is enqueued when the algorithm waits for the send,
-//   and not when the token arrives: in a ring that is one primitive later, and
-//   neighbours need not take turns.
+// - Before the memory is freed, every rank waits for its stream and closes the
+//   memory, and all ranks synchronize: see CudaLinks::Export.  The second wait
+//   covers only work enqueued before it, here or by the peer, so streams never
+//   wait for each other in a cycle.  It is enqueued when the algorithm waits
+//   for the send, and not when the token arrives: in a ring that is one
+//   primitive later, and neighbours need not take turns.
 //
 // Note [One part after the other]
-// A flag only grows: the two streams that fill a slot by turns set it in the
+// A flag only grows, so the two streams that fill slots must set it in the
 // order of the parts.  A stream waits until the outgoing stream's copy of a
 // part into the slot, and its flag, are done before it sets the flag for a part
 // outside of the slots (AwaitCopies); and before it copies a message, the
@@ -63,16 +63,16 @@ class IpcMemory {
   IpcMemory(const IpcMemory&) = delete;
   IpcMemory& operator=(const IpcMemory&) = delete;
 
-  // For the peer with number `index` from 0 on.
+  // Returns the offer for the peer with number `index`, counted from 0.
   const IpcOffer& offer(int index) const { return offers_[index]; }
   std::byte* slots(int index) const {
     return static_cast<std::byte*>(DeviceMemory(memory_)) +
            offers_[index].offset;
   }
-  // That the peer sets.
+  // Returns the flags that the peer sets.
   IpcPeerFlags flags(int index) const { return flags_->of_peer(index); }
 
-  // Memory besides the slots, which peers read in place; none at first.
+  // Exports memory besides the slots, which peers read in place.
   absl::StatusOr<CUipcMemHandle> Export(Bytes memory);
   void ExportNone() { exported_ = {}; }
   const Bytes& exported() const { return exported_; }
@@ -88,7 +88,7 @@ class IpcMemory {
   std::unique_ptr<IpcFlags> flags_;
 };
 
-// The link to the peer with number `index`, which has made `offer`.
+// Returns the link to the peer with number `index`, which has made `offer`.
 // REQUIRES: `context` and `memory` outlive the link.
 absl::StatusOr<std::unique_ptr<CudaLink>> OpenIpcLink(
     const CudaLinkContext& context, const IpcMemory& memory, int index,

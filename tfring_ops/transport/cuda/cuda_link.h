@@ -23,22 +23,22 @@ struct CudaLinkContext {
   const CudaDriver& driver;
   CUcontext context;
   CUstream stream;  // where buffers are written and read
-  // Beside it, so that copies and kernels overlap.
+  // Further streams, so that copies and kernels overlap.
   CUstream outgoing, incoming;
-  // On `stream` and on `outgoing`: see FlushNumbers.
+  // The numbers of `stream` and of `outgoing`; see FlushNumbers.
   std::unique_ptr<StreamNumbers> numbers, outgoing_numbers;
   Transport& host;
-  // Messages are cut into parts of this size, which are the slots'; a multiple
-  // of kPartAlignment.
+  // Messages are cut into parts of this size, which is the size of a slot and a
+  // multiple of kPartAlignment.
   size_t part_bytes;
-  // The same for slots in pinned memory of the host, which may be scarce.
+  // The size of slots in pinned memory of the host, which may be scarce.
   size_t host_part_bytes;
   double timeout_seconds;  // of a wait; 0 is never
 };
 
-// Before every return from the transport, and before other work is enqueued on
-// these streams.  The outgoing one's first: if two streams share a queue of the
-// GPU, a wait ahead of its own signal would block both.
+// Call it before every return from the transport, and before other work is
+// enqueued on these streams.  The outgoing stream comes first: if two streams
+// share a queue of the GPU, a wait ahead of its own signal would block both.
 inline absl::Status FlushNumbers(const CudaLinkContext& context) {
   TFRING_RETURN_IF_ERROR(context.outgoing_numbers->Flush());
   return context.numbers->Flush();
@@ -47,11 +47,11 @@ inline absl::Status FlushNumbers(const CudaLinkContext& context) {
 // Waits until `stream` has completed all work enqueued so far, unless the
 // host's transport fails meanwhile: the work may wait for a rank that is lost.
 absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream);
-// The same for a moment of a stream's.
+// Waits in the same way until `mark` is reached.
 class CudaMark;
 absl::Status WaitForMark(const CudaLinkContext& context, const CudaMark& mark);
-// The same for all streams: afterwards the driver's waits end.  See Note [Waits
-// of the driver] in kernels/cuda.h.
+// Waits in the same way for all streams, after which the driver's waits end.
+// See Note [Waits of the driver] in kernels/cuda.h.
 absl::Status WaitForStreams(const CudaLinkContext& context);
 
 // An event with its owner.
@@ -88,16 +88,16 @@ class CudaMark {
   CUevent event_ = nullptr;
 };
 
-// A message, cut into parts; one of no bytes is a part too.
+// A message, cut into parts.  An empty message has one part.
 struct CudaMessage {
-  int peer = 0;  // of CudaTransport, which finds its link by it
+  int peer = 0;  // CudaTransport finds the link by it
   std::byte* data = nullptr;
   size_t bytes = 0;
   size_t started = 0;   // bytes, in whole parts
   size_t finished = 0;  // parts
   bool complete = false;
-  // For a send that is complete: its last part, counted from 1, if the stream
-  // has to wait before work that writes to the buffer (CudaLink::AwaitSent).
+  // Of a complete send: its last part, counted from 1, if the stream has to
+  // wait before work that writes to the buffer (CudaLink::AwaitSent).
   uint64_t last_part = 0;
   bool is_read_in_place = false;
 
@@ -113,48 +113,49 @@ class CudaLink {
  public:
   virtual ~CudaLink() = default;
 
-  // Adds to the messages in flight, in order.  REQUIRES: `message` stays until
-  // it is complete or the transport has been aborted.
+  // Adds a message to those in flight, in order.  REQUIRES: `message` stays
+  // until it is complete or the transport has been aborted.
   virtual void Send(CudaMessage& message) = 0;
   virtual void Receive(CudaMessage& message) = 0;
 
   // Makes progress on all messages, and marks the complete ones.
   virtual absl::Status Move() = 0;
 
-  // The same as in transport.h; an empty part means that none has come.
+  // These are as in transport.h, except that an empty part means that none has
+  // arrived.
   virtual bool CanPeek() const { return false; }
   virtual absl::StatusOr<ConstBytes> Peek(size_t /*message_bytes*/) {
     return absl::UnimplementedError("this link cannot peek");
   }
   virtual absl::Status Release() { return absl::OkStatus(); }
 
-  // Work enqueued on the stream from now on may overwrite the data of
+  // Lets work enqueued on the stream from now on overwrite the data of
   // `message`, which is complete and has a last part.
   virtual absl::Status AwaitSent(const CudaMessage& /*message*/) {
     return absl::OkStatus();
   }
 
-  // Opens the memory that the peer has also exported, to read in place the data
-  // that it sends from there; and closes it.
+  // Open and close the memory that the peer has also exported, to read in place
+  // the data that it sends from there.
   virtual absl::Status OpenExported(const CUipcMemHandle& /*memory*/) {
     return absl::OkStatus();
   }
   virtual void CloseExported() {}
 
-  // Tells the peer of the work enqueued so far.  Comes after FlushNumbers.
+  // Tells the peer of the work enqueued so far.  Call it after FlushNumbers.
   virtual void SendTokens() {}
 
   // Waits until the tokens that the link has sent to the peer have left.
   virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
 
-  // After an abort: the streams no longer wait for the peer, which may be lost,
-  // and their data is undefined.  A peer that still runs may undo it, so it is
-  // called again until the streams are idle.
+  // Called after an abort: ends the streams' waits for the peer, which may be
+  // lost, and leaves their data undefined.  A peer that still runs may undo
+  // that, so it is called again until the streams are idle.
   virtual void StopWaiting() {}
 
-  // Before the end, unless the transport has been aborted: waits until the peer
-  // no longer uses this rank's memory, and closes the peer's.  Ranks meet
-  // between this and the destructor.
+  // Called before the end, unless the transport has been aborted: waits until
+  // the peer no longer uses this rank's memory, and closes the peer's memory.
+  // All ranks synchronize between this call and the destructor.
   virtual absl::Status Quiesce() { return absl::OkStatus(); }
 };
 

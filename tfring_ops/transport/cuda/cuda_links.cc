@@ -23,15 +23,16 @@ using Clock = std::chrono::steady_clock;
 // How long the GPU may take for enqueued work when the transport ends.
 constexpr std::chrono::seconds kStopGrace{5};
 
-// Of StreamNumbers; each segment has one or two of them, and some calls more.
+// Calls of StreamNumbers between two marks.  A segment takes one or two of
+// them, and some other calls.
 constexpr int64_t kCallsBetweenMarks = 32;
 
-// All slots of a rank on its GPU together, however many ranks there are.
+// The size of all slots of a rank on its GPU, however many ranks there are.
 constexpr size_t kSlotsBytes = 128 << 20;
-// A slot in the host's memory: a container may have 64 MiB in all.
+// The largest slot in the host's memory: a container may have 64 MiB in all.
 constexpr size_t kMostHostPartBytes = 4 << 20;
 
-// The outcome, and the reason of a failure.
+// The outcome of a step on a rank, and the reason of a failure.
 struct Outcome {
   bool ok;
   std::array<char, 255> reason;
@@ -124,13 +125,13 @@ CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
 absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
     const CudaDevice& device, Transport& host, const Options& options) {
   TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
-  // First, as links that fail end in the context, too.
+  // Enter the context first: links that fail are destroyed in it, too.
   TFRING_ENTER_CONTEXT(*driver, device.context());
   std::unique_ptr<CudaLinks> ways(
       new CudaLinks(*driver, device, host, options));
   TFRING_RETURN_IF_ERROR(ways->OpenStreams());
 
-  // Host memory carries the rest.
+  // The host's memory carries the messages of the other pairs.
   bool cuda_aware = true;
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || host.CanPeek(peer)) continue;
@@ -192,8 +193,8 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
   } else {
     status = created.status();
   }
-  // One negotiation for each step, as a rank that waits for a peer has to know
-  // that the peer is well.
+  // Negotiate after each step: a rank that waits for a peer has to know that
+  // the peer has succeeded.
   TFRING_ASSIGN_OR_RETURN(bool agreed, Agree(status, host, kWithoutIpc));
   if (agreed) {
     TFRING_ASSIGN_OR_RETURN(offers, Exchange(host, offers));
@@ -212,7 +213,7 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
   }
   if (agreed) return absl::OkStatus();
   for (std::unique_ptr<CudaLink>& link : links_) link.reset();
-  // No rank frees memory that another has open.
+  // Synchronize, so that no rank frees memory that another has open.
   TFRING_RETURN_IF_ERROR(ExchangeOne(host, 'x').status());
   memory_.reset();
   return absl::OkStatus();
@@ -230,7 +231,7 @@ absl::Status CudaLinks::OpenIpcLinks(const std::vector<int>& peers,
 
 CudaLinks::~CudaLinks() {
   if (!StopWaiting()) {
-    // The driver would wait to free memory that the GPU may still use.
+    // Freeing memory that the GPU may still use would wait in the driver.
     KeepForever(std::move(links_));
     KeepForever(std::move(memory_));
   }
@@ -293,7 +294,7 @@ absl::StatusOr<bool> CudaLinks::Idle() {
   return true;
 }
 
-// The steps are TryIpc's.
+// The steps are those of TryIpc.
 absl::Status CudaLinks::Export(Bytes memory) {
   if (memory_ == nullptr || !can_export_) return absl::OkStatus();
   Transport& host = context_.host;
@@ -323,8 +324,8 @@ absl::Status CudaLinks::OpenExported(
 }
 
 absl::Status CudaLinks::ExportNone() {
-  // The GPU may still be working on memory that peers have exported, and to
-  // close it waits for all streams: Note [Waits of the driver] in
+  // The GPU may still be working on memory that peers have exported, and
+  // closing it waits for all streams: see Note [Waits of the driver] in
   // kernels/cuda.h.
   TFRING_RETURN_IF_ERROR(WaitForStreams(context_));
   for (const std::unique_ptr<CudaLink>& link : links_) {

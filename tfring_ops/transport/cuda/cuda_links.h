@@ -21,12 +21,12 @@ namespace tfring {
 // Note [How far the host runs ahead]
 //
 // A queue of the GPU's holds about a thousand calls, and a call that finds it
-// full waits, without a deadline: for ever, if the stream waits for a rank that
-// is lost.  The host takes less time for a segment than the GPU does, and so
-// would fill it within one large tensor.  Therefore it is never more than some
-// hundreds of calls ahead of a stream that may wait for other ranks, and waits
-// for the stream as for a rank: it makes progress meanwhile, and hears of a
-// loss.
+// full waits without a deadline: forever, if the stream waits for a lost rank.
+// The host takes less time for a segment than the GPU does, and so would fill
+// the queue within one large tensor.  Therefore the host stays at most some
+// hundreds of calls ahead of a stream that may wait for other ranks.  It waits
+// for the stream as it does for a rank: it makes progress meanwhile, and
+// notices a lost rank.
 
 class CudaLinks {
  public:
@@ -40,23 +40,24 @@ class CudaLinks {
   CudaLink& link(int peer) { return *links_[peer]; }
   const CudaLink& link(int peer) const { return *links_[peer]; }
 
-  // After an abort: ends the streams' waits for peers, and returns true when
-  // the GPU has completed all enqueued work; false if that takes too long, and
-  // then the device is abandoned.
+  // Called after an abort: ends the streams' waits for peers, and returns true
+  // when the GPU has completed all enqueued work.  Abandons the device and
+  // returns false if that takes too long.
   bool StopWaiting();
 
-  // Before every return from the transport: FlushNumbers, and then tokens.  May
-  // wait for the GPU: see Note [How far the host runs ahead].
+  // Calls FlushNumbers, and then sends tokens; to be called before every return
+  // from the transport.  It may wait for the GPU: see Note [How far the host
+  // runs ahead].
   absl::Status Flush();
 
   // See Transport::Export.
   absl::Status Export(Bytes memory);
 
-  // Meets all ranks, so that no memory is freed while it is read.
+  // Synchronizes all ranks, so that no memory is freed while it is read.
   absl::Status Quiesce();
 
  private:
-  // Two moments of a stream, kCallsBetweenMarks calls apart.
+  // Two marks of a stream, kCallsBetweenMarks calls apart.
   struct Pace {
     Pace(const CudaLinkContext& context, CUstream stream,
          const StreamNumbers& numbers)
@@ -80,12 +81,12 @@ class CudaLinks {
   // Returns true if the GPU has completed all work enqueued before the first
   // call.
   absl::StatusOr<bool> Idle();
-  // Opens a link to every peer of `peers`, or none.
+  // Opens a link to every peer of `peers`, or to none.
   absl::Status TryIpc(const std::vector<int>& peers, const Kernels& kernels);
   absl::Status OpenIpcLinks(const std::vector<int>& peers,
                             const std::vector<IpcOffer>& offers);
   absl::Status OpenExported(const std::vector<CUipcMemHandle>& handles);
-  // Takes back this rank's exported memory, when no peer reads it any more.
+  // Ends the export of this rank's memory, when no peer reads it any more.
   absl::Status ExportNone();
 
   CudaLinkContext context_;

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kTimeout{60};
-// From each peer, for kernels to reduce.
+// The most bytes from each peer that kernels reduce.
 constexpr size_t kMostReducedBytes = 8 << 20;
 
 class IpcCheck {
@@ -23,7 +23,7 @@ class IpcCheck {
   IpcCheck(CudaLinks& links, const std::vector<int>& peers)
       : links_(links), context_(links.context()), peers_(peers) {}
 
-  // A number for each peer.
+  // Checks copies, of one number for each peer.
   absl::StatusOr<absl::Status> Copies() {
     const size_t count = peers_.size();
     const auto number = [&](int from, int to) {
@@ -46,12 +46,13 @@ class IpcCheck {
     return absl::OkStatus();
   }
 
-  // More than fills the slots of each peer, unless those are very large.
+  // Checks reductions of more bytes than the slots of a peer hold, unless those
+  // are very large.
   absl::StatusOr<absl::Status> Reductions(const Kernels& kernels) {
     const size_t bytes =
         std::min((kIpcSlots + 1) * context_.part_bytes, kMostReducedBytes);
     const auto count = static_cast<int64_t>(bytes / sizeof(float));
-    // Whole, so that sums are exact.
+    // The numbers are whole, so that sums are exact.
     const auto number = [](int64_t rank, int64_t i) {
       return static_cast<float>((7 * i + 13 * rank) % 251 + 1);
     };
@@ -88,8 +89,8 @@ class IpcCheck {
     if (status.ok()) {
       status = work(static_cast<std::byte*>(DeviceMemory(memory)));
     }
-    // It may also still be copying sent data.  See Note [Waits of the driver]
-    // in kernels/cuda.h.
+    // The stream may still be copying sent data.  See Note [Waits of the
+    // driver] in kernels/cuda.h.
     if (status.ok()) status = WaitForStreams(context_);
     if (status.ok()) {
       status = driver.cuMemcpyDtoHAsync(numbers.data(), memory, bytes,
@@ -175,8 +176,8 @@ class IpcCheck {
   const std::vector<int>& peers_;
 };
 
-// An error of the driver's may have ended the GPU's context, the framework's as
-// well.
+// Adds a hint to an error of the driver, which may have ended the GPU's
+// context, also for the framework.
 absl::Status Explained(const absl::Status& status) {
   if (!absl::IsInternal(status)) return status;
   return absl::InternalError(absl::StrCat(
@@ -195,7 +196,7 @@ absl::StatusOr<absl::Status> CheckIpc(CudaLinks& links,
   IpcCheck check(links, peers);
   const absl::StatusOr<absl::Status> copies = check.Copies();
   if (!copies.ok()) return Explained(copies.status());
-  // In any case: the peers wait for this rank.
+  // Run this after a failure, too: the peers wait for this rank.
   const absl::StatusOr<absl::Status> reductions = check.Reductions(kernels);
   if (!reductions.ok()) return Explained(reductions.status());
   return copies->ok() ? reductions : copies;

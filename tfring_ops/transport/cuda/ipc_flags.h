@@ -1,9 +1,9 @@
 // Numbers that order the streams of two processes of a node.
 //
 // They are in memory of the host that both processes share and both GPUs use.
-// A stream that waits for a number polls it there.  It would wait for ever for
-// an event of a killed process; if the peer is lost, the host writes the number
-// in its place.
+// A stream that waits for a number polls it there.  If the peer is lost, the
+// host writes the number in its place, whereas a wait for an event of a killed
+// process would never end.
 //
 // Calls are made in the device's context.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_IPC_FLAGS_H_
@@ -29,17 +29,18 @@ inline constexpr int kIpcSlots = 4;
 // A number that grows, and wraps round.
 class IpcFlag {
  public:
-  // The stream sets it when it has completed all work enqueued so far.
+  // Makes the stream set the number when it has completed all work enqueued so
+  // far.
   void Set(StreamNumbers& stream, uint64_t number) const {
     stream.Set(address_, static_cast<uint32_t>(number));
   }
-  // Work enqueued on the stream from now on waits until it is at least
-  // `number`.
+  // Makes work enqueued on the stream from now on wait until the flag is at
+  // least `number`.
   void Await(StreamNumbers& stream, uint64_t number) const {
     stream.Await(address_, static_cast<uint32_t>(number));
   }
-  // Ends all waits for numbers up to `number`, and for as many again as are
-  // ever in flight.
+  // Ends all waits for numbers up to `number`, and for all numbers that may be
+  // in flight after it.
   void Release(uint32_t number) const { *value_ = number + (1U << 30); }
 
  private:
@@ -53,22 +54,22 @@ class IpcFlag {
 struct IpcPeerFlags {
   std::array<IpcFlag, kIpcSlots> filled;  // the last part in each slot
   IpcFlag emptied;                        // the last part that has been read
-  // That the one who awaits sets, too: for one of its streams by another, the
-  // messages that are ready to be copied.
+  // The number of messages that are ready to be copied.  The rank that awaits
+  // it also sets it: one of its streams for another.
   IpcFlag ready;
 };
 
-// The flags of one rank, or of another one that it sets.
+// The flags that one rank awaits and its peers set.
 class IpcFlags {
  public:
-  // A message by which another process can open them.
+  // A message by which another process can open the flags.
   struct Offer {
     SegmentAddress segment;
     int32_t peers = 0;
-    int32_t index = 0;  // of the process that gets it
+    int32_t index = 0;  // the index of the process that gets the offer
   };
 
-  // This rank's flags, for `peers` peers.
+  // Creates this rank's flags, for `peers` peers.
   static absl::StatusOr<std::unique_ptr<IpcFlags>> Create(
       const CudaDriver& driver, int peers);
   static absl::StatusOr<std::unique_ptr<IpcFlags>> Open(
@@ -76,7 +77,7 @@ class IpcFlags {
   IpcFlags(const IpcFlags&) = delete;
   IpcFlags& operator=(const IpcFlags&) = delete;
 
-  // REQUIRES: this rank has created them.
+  // REQUIRES: this rank has created the flags.
   Offer offer(int index) const { return {segment_->address(), peers_, index}; }
   IpcPeerFlags of_peer(int index) const;
 

@@ -1,8 +1,9 @@
 // Memory of the host that processes of one node share and that their GPUs use
 // as they do pinned memory.
 //
-// Each process pins it for itself: it stays until the last of them has let it
-// go, in whatever order.  Calls are made in the device's context.
+// Each process pins the memory for itself, and the memory stays until the last
+// process has released it, in whatever order.  Calls are made in the device's
+// context.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_PINNED_SEGMENT_H_
 #define TFRING_OPS_TRANSPORT_CUDA_PINNED_SEGMENT_H_
 
@@ -18,10 +19,10 @@ namespace tfring {
 
 class PinnedSegment {
  public:
-  // Of zeros.
+  // Creates a segment that is filled with zeros.
   static absl::StatusOr<std::unique_ptr<PinnedSegment>> Create(
       const CudaDriver& driver, size_t bytes);
-  // REQUIRES: its creator has not ended it.
+  // REQUIRES: the process that created the segment has not destroyed it.
   static absl::StatusOr<std::unique_ptr<PinnedSegment>> Open(
       const CudaDriver& driver, const SegmentAddress& address, size_t bytes);
   // REQUIRES: this process's GPU does not use it any more.
@@ -30,7 +31,7 @@ class PinnedSegment {
   PinnedSegment& operator=(const PinnedSegment&) = delete;
 
   std::byte* data() const { return segment_->data(); }
-  // The same for the GPU.
+  // The address of data() for the GPU.
   CUdeviceptr device() const { return device_; }
   // REQUIRES: this process has created it.
   SegmentAddress address() const { return segment_->address(); }

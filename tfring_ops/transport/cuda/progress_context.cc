@@ -27,7 +27,7 @@ void EnterProgressContext() {
   const CUcontext context = shared_context.load(std::memory_order_acquire);
   if (context == nullptr) return;
   const CudaDriver& driver = **CudaDriver::Get();
-  // Asked each time, as a context that is current now may be so for one call.
+  // Ask each time: a context may be current for one call only.
   CUcontext current = nullptr;
   driver.cuCtxGetCurrent.Result(&current);
   if (current == nullptr) driver.cuCtxPushCurrent.Result(context);

@@ -1,9 +1,9 @@
-// The GPU's context in threads that move messages of its memory along.
+// The GPU's context in threads that make progress on messages of its memory.
 //
 // A CUDA-aware MPI copies from and to GPUs in any later call, by any thread and
 // for any communicator, and works in the context that is current there.  The
-// engine's own calls make theirs current for as long as they last; what another
-// engine, a worker or the negotiation asks MPI for does not.
+// calls of a GPU's lane make its context current while they last; MPI calls of
+// another engine, a worker or the negotiation do not.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_PROGRESS_CONTEXT_H_
@@ -13,8 +13,8 @@
 
 namespace tfring {
 
-// Messages of GPU `ordinal` go by MPI from here on.  Its primary context is
-// kept for ever, as threads keep it.
+// Notes that messages of GPU `ordinal` go by MPI from now on.  Its primary
+// context is never released, because threads keep it.
 absl::Status ShareProgressContext(int ordinal);
 
 // Makes that context the calling thread's, unless the thread has one or there

@@ -49,8 +49,8 @@ class Slots {
     }
   }
 
-  // The next part of the first message that has parts left, in a free slot;
-  // null if there is none.
+  // Returns a free slot for the next part of the first message that has parts
+  // left; null if there is no such slot or message.
   absl::StatusOr<Slot*> Begin(std::deque<CudaMessage*>& messages) {
     if (messages.empty() || free_.empty()) return nullptr;
     Slot* const slot = free_.front();
@@ -78,7 +78,8 @@ class Slots {
   }
 
  private:
-  // One copied from the GPU, one on the wire, and one to spare for each.
+  // One slot is copied from the GPU, one is on the wire, and each has a spare
+  // one.
   std::array<std::unique_ptr<Slot>, 4> slots_;
   const size_t part_bytes_;
   std::deque<Slot*> free_, busy_;
@@ -128,7 +129,7 @@ class StagedLink final : public CudaLink {
   }
 
   absl::Status MoveReceives() {
-    // Slots that have been copied to the GPU, in order.
+    // Release slots that have been copied to the GPU, in order.
     while (!in_.busy().empty() && !in_.busy().front()->on_wire) {
       TFRING_ASSIGN_OR_RETURN(const bool copied,
                               in_.busy().front()->copied.Done());

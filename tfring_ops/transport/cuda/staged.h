@@ -10,14 +10,14 @@
 
 namespace tfring {
 
-// Through slots in pinned host memory: one part is copied from the GPU while
-// another is on the wire and a third is copied to the GPU.
+// Returns a link through slots in pinned host memory: one part is copied from
+// the GPU while another is on the wire and a third is copied to the GPU.
 // REQUIRES: `context` outlives the link.
 std::unique_ptr<CudaLink> MakeStagedLink(const CudaLinkContext& context,
                                          int peer);
 
-// The host's transport takes the GPU's memory itself, once the stream has done
-// the work before.
+// Returns a link in which the host's transport accesses the GPU's memory
+// itself, once the stream has done the earlier work.
 // REQUIRES: `context` outlives the link.
 std::unique_ptr<CudaLink> MakeCudaAwareLink(const CudaLinkContext& context,
                                             int peer);

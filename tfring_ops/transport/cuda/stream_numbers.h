@@ -15,7 +15,7 @@ namespace tfring {
 // on the stream, and before the transport returns: the caller may wait for a
 // rank that waits for one of the numbers.
 //
-// Calls are made in the device's context, but for Set and Await.
+// All calls except Set and Await are made in the device's context.
 class StreamNumbers {
  public:
   StreamNumbers(const CudaDriver& driver, CUstream stream)
@@ -23,12 +23,12 @@ class StreamNumbers {
   StreamNumbers(const StreamNumbers&) = delete;
   StreamNumbers& operator=(const StreamNumbers&) = delete;
 
-  // The stream sets it to `number` when it has completed all work enqueued so
-  // far.
+  // Makes the stream set it to `number` when it has completed all work enqueued
+  // so far.
   void Set(CUdeviceptr address, uint32_t number) {
     kept_.push_back({kCudaWriteValue32, address, number, /*flags=*/0});
   }
-  // Work enqueued on the stream from now on waits until it is at least
+  // Makes work enqueued on the stream from now on wait until it is at least
   // `number`; numbers wrap round.
   void Await(CUdeviceptr address, uint32_t number) {
     kept_.push_back({kCudaWaitValue32, address, number, kCudaWaitValueGeq});

@@ -23,7 +23,7 @@
 namespace tfring {
 namespace {
 
-// Unavailable, with MPI's own words and the `call` that gave them, unless
+// Returns Unavailable with MPI's own text and the `call` that failed, unless
 // `error` is MPI_SUCCESS.
 absl::Status FromMpi(int error, const char* call) {
   if (error == MPI_SUCCESS) return absl::OkStatus();
@@ -41,8 +41,8 @@ constexpr int kAbortTag = 1;
 // The last message of a rank with a failed transport: text, zero-terminated.
 using AbortText = std::array<char, 512>;
 // Note [Messages in pieces]
-// A message longer than MPI's eager limit, 64 KiB where Open MPI uses TCP, is
-// sent when its receiver has answered; and that answer waits on its link behind
+// A message longer than MPI's eager limit, 64 KiB with Open MPI's TCP, is sent
+// only when its receiver has answered, and that answer waits on the link behind
 // all data in the same direction.  So a segment travels in pieces that need no
 // answer.  MPI keeps a copy of each piece that the link has not taken.  To
 // bound that memory, an empty message is sent behind the last one,
@@ -53,12 +53,12 @@ using AbortText = std::array<char, 512>;
 // pieces are only noticed at the next message.
 constexpr size_t kPieceBytes = 63 << 10;
 constexpr size_t kMostPieces = 16;
-// For each peer.
+// The most receipts in flight for each peer.
 constexpr size_t kMostReceipts = 24;
 // How long Abort lets operations in flight end by themselves.
 constexpr std::chrono::milliseconds kAbortGrace{500};
 
-// For each rank, the lowest rank of its node.  Collective.
+// Returns, for each rank, the lowest rank of its node.  Collective.
 absl::StatusOr<std::vector<int>> Nodes(MPI_Comm comm) {
   int rank = 0, size = 0;
   MPI_Comm_rank(comm, &rank);
@@ -115,7 +115,7 @@ class MpiTransport final : public Transport {
   int size() const override { return static_cast<int>(nodes_.size()); }
   int node_of(int peer) const override { return nodes_[peer]; }
 
-  // Any call into MPI may move messages of a GPU's memory along.
+  // Any call into MPI may make progress on messages of a GPU's memory.
   OperationId StartSend(int peer, ConstBytes data) override {
     EnterProgressContext();
     const OperationId request =
@@ -203,7 +203,7 @@ class MpiTransport final : public Transport {
     if (!broken_.ok()) return;
     EnterProgressContext();
     broken_ = reason;
-    // MPI may read it long after this object is gone.
+    // MPI may read the text long after this object is destroyed.
     const auto text = std::make_shared<AbortText>();
     KeepForever(text);
     reason.message().copy(text->data(), text->size() - 1);
@@ -227,7 +227,7 @@ class MpiTransport final : public Transport {
     int peer;
     size_t bytes;
     const std::byte* sent;            // where a send takes it from
-    std::vector<MPI_Request> pieces;  // none of a send that has to wait
+    std::vector<MPI_Request> pieces;  // empty for a send that has to wait
     size_t complete_pieces;
     size_t received_bytes;
     absl::Status status;
@@ -243,7 +243,7 @@ class MpiTransport final : public Transport {
     std::deque<MPI_Request> receipts;  // of the sends in flight
   };
 
-  // A wait for the wire is long: benchmarks/results/2026-11-22.md has the costs
+  // Waits for the wire are long; benchmarks/results/2026-11-22.md has the costs
   // of longer spins.
   static constexpr int kYields = 128;
   // A look at the abort channel costs as much as a test of the operation.
@@ -364,14 +364,15 @@ class MpiTransport final : public Transport {
         !status.ok() || !complete) {
       return status;
     }
-    // The rank that aborted has notified all ranks: no need to pass it on.
+    // The rank that aborted has notified all ranks, so this rank need not.
     broken_ = absl::UnavailableError(abort_received_->data());
     AbandonAll();
     return broken_;
   }
 
   void AbandonAll() {
-    // One deadline for all, as a pipeline may have many sends in flight.
+    // All operations share one deadline, because a pipeline may have many sends
+    // in flight.
     const Clock::time_point deadline = Clock::now() + kAbortGrace;
     for (Operation& operation : operations_) {
       for (MPI_Request& piece : operation.pieces) {
@@ -394,7 +395,7 @@ class MpiTransport final : public Transport {
     int complete = 0;
     do {
       if (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
-        complete = true;  // with an error, as of a rank that is lost
+        complete = true;  // with an error, for example of a lost rank
         break;
       }
     } while (!complete && Clock::now() < deadline);
@@ -414,7 +415,8 @@ class MpiTransport final : public Transport {
   std::vector<OperationId> free_;  // operations_ that are not in use
   int64_t tests_ = 0;
   MPI_Request abort_request_ = MPI_REQUEST_NULL;
-  // Owned apart, as it may have to be kept.
+  // The text is allocated separately, because it may have to outlive this
+  // object.
   std::unique_ptr<AbortText> abort_received_ = std::make_unique<AbortText>();
   bool has_abandoned_ = false;
   absl::Status broken_;

@@ -14,9 +14,9 @@ namespace tfring {
 // form of a communicator that mpi4py and any MPI library agree on).
 // Collective over that communicator.
 //
-// A wait of more than `timeout_seconds` gives DeadlineExceeded; 0 is never.
-// REQUIRES: MPI_THREAD_MULTIPLE, as the caller's thread is not Python's; and
-// destruction before MPI_Finalize.
+// A wait of more than `timeout_seconds` returns DeadlineExceeded; 0 means no
+// limit.  REQUIRES: MPI_THREAD_MULTIPLE, because other threads than Python's
+// call MPI; and destruction before MPI_Finalize.
 absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
     int32_t comm, double timeout_seconds);
 

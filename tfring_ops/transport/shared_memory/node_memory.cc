@@ -21,18 +21,19 @@ namespace tfring {
 namespace {
 
 // Note [The size of a ring]
-// A core writes slowly to a line that another core's cache holds.  A ring of
-// half as much again as the second-level cache is long enough that the reader's
-// cache has lost a line before it is written anew; the third level still has
-// it.  Where the system does not say, that cache has 1 MiB.  Which part of the
-// ring is used is the writer's choice: see way_choice.h.
+// A core writes slowly to a line that another core's cache holds.  A ring that
+// is half as large again as the second-level cache is long enough that the
+// reader's cache has lost a line before the line is written again, while the
+// third level still has it.  If the system does not say, the second-level cache
+// is taken to have 1 MiB.  Which part of the ring is used is the writer's
+// choice: see way_choice.h.
 int64_t WantedRingBytes() {
   const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE);
   const int64_t cache_bytes = told > 0 ? told : 1 << 20;
   return std::clamp<int64_t>(cache_bytes * 3 / 2, 512 << 10, 4 << 20);
 }
 
-// All that a rank shares, however many ranks its node has.
+// The size of all memory that a rank shares, however many ranks its node has.
 constexpr size_t kSegmentBytes = 4 << 20;
 
 // Gives every rank rank 0's `data`.
@@ -72,9 +73,8 @@ class Node {
   bool alone() const { return members_.size() == 1; }
   size_t ring_bytes() const { return ring_bytes_; }
 
-  // Collective over the node, with the same wish on all ranks.  `shared` says
-  // how it went on this rank; it is OK at one that only suffers from another's
-  // failure.
+  // Collective over the node, with the same wish on all ranks.  `shared` is the
+  // outcome on this rank; it is OK if only another rank has failed.
   // REQUIRES: this rank is not alone.
   absl::Status Share(int64_t wanted_ring_bytes, Transport& control,
                      absl::Status& shared) {

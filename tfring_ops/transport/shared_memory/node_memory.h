@@ -15,10 +15,9 @@ enum class SharedMemory { kNever, kWithinNodes };
 // and the rest use `others`.  If a rank cannot share its memory, no rank does,
 // and rank 0 warns.  `timeout_seconds` is as for MakeSharedMemoryTransport.
 //
-// The ranks agree by messages of `control`, by default `others`; both are
-// aborted where that fails.  Collective over its ranks.  Rank 0's
-// `shared_memory` holds for all.
-// REQUIRES: nothing else is in flight on it.
+// The ranks agree by messages of `control`, by default `others`; if that fails,
+// both are aborted.  Collective over the ranks of `control`.  Rank 0's
+// `shared_memory` applies to all.
 absl::StatusOr<std::unique_ptr<Transport>> ShareWithinNodes(
     std::unique_ptr<Transport> others, double timeout_seconds,
     SharedMemory shared_memory, Transport* control = nullptr);

@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A message is a header, alone in a line, and then its bytes, filled up to
-// whole lines: so all positions but those within a message's last line are
+// A message is a header, alone in a line, and then its bytes, padded to whole
+// lines.  So all positions except those within a message's last line are
 // multiples of a line, and a part holds whole elements.
 constexpr size_t kLine = kPartAlignment;
 
@@ -28,7 +28,8 @@ static_assert(sizeof(Header) <= kLine);
 // whole message is here, and its data is still in cache.
 constexpr size_t kPartBytes = 64 << 10;
 
-// Shorter messages go the way of the last: they wait for few lines.
+// Shorter messages keep the way of the last one, because they wait for few
+// lines.
 constexpr size_t kLeastChosenBytes = 16 << 10;
 
 constexpr uint64_t RoundUp(uint64_t position) {
@@ -94,7 +95,7 @@ void ChannelWriter::WritePart(ConstBytes part) {
   }
 }
 
-// Bytes that can be written in one piece.
+// Returns the number of bytes that can be written in one piece.
 size_t ChannelWriter::Room() const {
   const uint64_t read = channel_->read.load(std::memory_order_acquire);
   // The reader does not know yet how much of the ring is used.
@@ -104,7 +105,7 @@ size_t ChannelWriter::Room() const {
 }
 
 void ChannelWriter::Close(const absl::Status& reason) {
-  // The memory was zero, so the text is terminated.
+  // The memory was filled with zeros, so the text is terminated.
   reason.message().copy(channel_->reason, SharedChannel::kReasonBytes - 1);
   channel_->closed.store(1, std::memory_order_release);
 }
@@ -168,7 +169,7 @@ absl::StatusOr<bool> ChannelReader::Begin(size_t message_bytes) {
   return true;
 }
 
-// Bytes that can be read in one piece.
+// Returns the number of bytes that can be read in one piece.
 size_t ChannelReader::Available() const {
   const uint64_t written = channel_->written.load(std::memory_order_acquire);
   return std::min<size_t>(written - read_, places_.rest(read_));

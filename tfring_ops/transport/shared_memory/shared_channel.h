@@ -32,9 +32,9 @@ struct SharedChannel {
   // The error message of a writer with a failed transport: zero-terminated.
   static constexpr size_t kReasonBytes = 512;
 
-  // Bytes that have passed since the beginning: a position in the ring, modulo
-  // its size.  Apart from each other, so that the one who writes one of them
-  // does not slow down the reader of another.
+  // The number of bytes written and read since the beginning: positions in the
+  // ring, modulo its size.  Each is in a cache line of its own, so that writing
+  // one does not slow down readers of another.
   alignas(128) std::atomic<uint64_t> written;  // changed by the writer alone
   alignas(128) std::atomic<uint64_t> read;     // changed by the reader alone
   alignas(128) std::atomic<uint32_t> closed;   // changed by the writer alone
@@ -49,12 +49,12 @@ struct SharedChannel {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-// Where the positions of a channel lie in its ring, on one side.
+// Maps the positions of a channel to places in its ring, on one side.
 class RingPlaces {
  public:
   explicit RingPlaces(size_t ring_bytes) : used_bytes_(ring_bytes) {}
 
-  // The first `used_bytes` of the ring are used, from `position` on.
+  // Uses the first `used_bytes` of the ring, from `position` on.
   void Begin(uint64_t position, size_t used_bytes) {
     begin_ = position;
     used_bytes_ = used_bytes;
@@ -65,7 +65,7 @@ class RingPlaces {
   size_t place(uint64_t position) const {
     return (position - begin_) % used_bytes_;
   }
-  // The bytes from `position` to the end of the used part.
+  // Returns the number of bytes from `position` to the end of the used part.
   size_t rest(uint64_t position) const { return used_bytes_ - place(position); }
 
  private:
@@ -88,10 +88,10 @@ class ChannelWriter {
   // `read` is how far this rank has read the channel in the other direction.
   bool Write(ConstBytes message, uint64_t read = 0);
 
-  // Notifies the reader that there will be no more data.
+  // Notifies the reader that no data will follow.
   void Close(const absl::Status& reason);
 
-  // Counts every byte that is written.
+  // The number of bytes that were written.
   uint64_t position() const { return written_; }
 
  private:
@@ -105,30 +105,31 @@ class ChannelWriter {
   uint64_t written_ = 0;
   bool in_message_ = false;
   size_t sent_bytes_ = 0;   // of the current message
-  bool is_chosen_ = false;  // its way
+  bool is_chosen_ = false;  // whether its way was chosen
   RingWay way_ = RingWay::kNear;
   WayChoice choice_;
 };
 
 class ChannelReader {
  public:
-  // REQUIRES: as for a writer.
+  // REQUIRES: as for ChannelWriter.
   ChannelReader(SharedChannel* channel, size_t ring_bytes)
       : channel_(channel), places_(ring_bytes) {}
 
   // Copies the current message out of the ring as far as it has arrived.
   // Returns true when all of it is in `message`; until then, the next call must
-  // be for the same.  Internal if the writer has sent a message of another
-  // size: then the channel cannot be used any more.
+  // be for the same message.  Internal if the writer has sent a message of
+  // another size, after which the channel cannot be used any more.
   absl::StatusOr<bool> Read(Bytes message);
 
-  // The part of the current message, of `message_bytes` in all, that is here;
-  // empty if none is.  A multiple of kPartAlignment long, but for the last.
+  // Returns the next part of the current message, of `message_bytes` in all,
+  // that has arrived; empty if none has.  Its length is a multiple of
+  // kPartAlignment, except for the last part.
   absl::StatusOr<ConstBytes> Peek(size_t message_bytes);
-  // Gives back the part that Peek has given.
+  // Releases the part that Peek has returned.
   void Release();
 
-  // Why the writer has closed the channel, or OK.
+  // Returns why the writer has closed the channel, or OK.
   absl::Status closed() const;
 
   uint64_t position() const { return read_; }

@@ -40,7 +40,7 @@ class SharedMemoryTransport final : public Transport {
     const OperationId request = Claim(peer);
     if (broken_.ok()) Allocate(*peers_[peer]);
     if (!broken_.ok()) return request;
-    // Read only: a send is never read into.
+    // The cast is safe: a send only reads its data.
     At(request).data = Bytes(const_cast<std::byte*>(data.data()), data.size());
     peers_[peer]->sends.push_back(request);
     MoveSends(*peers_[peer]);
@@ -121,7 +121,7 @@ class SharedMemoryTransport final : public Transport {
   struct Operation {
     int peer = 0;
     Bytes data;
-    OperationId passed = kNoOperation;  // where `others_` has it
+    OperationId passed = kNoOperation;  // if `others_` carries the message
     bool complete = false;
     absl::Status status;
   };
@@ -166,7 +166,8 @@ class SharedMemoryTransport final : public Transport {
     return request;
   }
 
-  // Most ranks of a node talk to a few peers, and in many process sets to none.
+  // Allocates at the first message: most ranks of a node communicate with a few
+  // peers, and in many process sets with none.
   void Allocate(Peer& peer) {
     if (peer.is_allocated) return;
     peer.is_allocated = true;

@@ -12,20 +12,20 @@
 
 namespace tfring {
 
-// Both directions between this rank and a peer; null where they share no
-// memory.
+// The channels in both directions between this rank and a peer; null if they
+// share no memory.
 struct SharedLink {
   SharedChannel* outgoing = nullptr;
   SharedChannel* incoming = nullptr;
 };
 
-// `links[peer]` takes the messages to and from a peer, and `others` those of
-// the peers that have none; `others` also carries an abort.  Both ends agree on
-// who has a link.  `memory` owns what the links point to.
+// `links[peer]` carries the messages to and from a peer, and `others` the
+// messages of peers without a link; `others` also carries an abort.  Both ends
+// agree on who has a link.  `memory` owns what the links point to.
 //
 // A send is complete when its bytes are in shared memory, for which it may need
-// the receiver.  A wait of more than `timeout_seconds` gives DeadlineExceeded;
-// 0 is never.
+// the receiver.  A wait of more than `timeout_seconds` returns
+// DeadlineExceeded; 0 means no limit.
 std::unique_ptr<Transport> MakeSharedMemoryTransport(
     std::unique_ptr<Transport> others, const std::vector<SharedLink>& links,
     size_t ring_bytes, std::shared_ptr<void> memory, double timeout_seconds);

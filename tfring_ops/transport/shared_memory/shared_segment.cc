@@ -15,7 +15,7 @@
 namespace tfring {
 namespace {
 
-// MADV_POPULATE_WRITE of Linux 5.14, for a glibc that is older than 2.35, too.
+// MADV_POPULATE_WRITE of Linux 5.14, which glibc before 2.35 does not define.
 constexpr int kPopulateWrite = 23;
 
 absl::Status Failure(absl::string_view call, int error) {
@@ -24,7 +24,7 @@ absl::Status Failure(absl::string_view call, int error) {
 
 }  // namespace
 
-// Unlike by a touch of them, one learns if there is none.
+// Unlike touching the pages, this reports a lack of memory as an error.
 absl::Status AllocatePages(void* begin, size_t bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t in_page = reinterpret_cast<uintptr_t>(begin) % page;
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Reserve(
   if (madvise(segment->data_, 1, kPopulateWrite) != 0) {
     block_bytes = used_bytes = bytes;
   }
-  // Takes the memory now, and says if there is none.
+  // Allocate the pages now, which reports a lack of memory.
   for (size_t begin = 0; begin < bytes; begin += block_bytes) {
     if (const int error = posix_fallocate(descriptor, static_cast<off_t>(begin),
                                           static_cast<off_t>(used_bytes));

@@ -20,8 +20,8 @@ struct SegmentAddress {
   uint64_t device = 0, inode = 0;
 };
 
-// Allocates the pages of the bytes in a segment, or of any memory: to touch
-// them cannot fail then.  ResourceExhausted if there is no memory.
+// Allocates the pages of the bytes, in a segment or any memory, so that
+// touching them cannot fail.  ResourceExhausted if there is no memory.
 absl::Status AllocatePages(void* begin, size_t bytes);
 
 // A file in memory, without a name, that belongs to no file system that could

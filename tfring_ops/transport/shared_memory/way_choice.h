@@ -10,25 +10,26 @@ namespace tfring {
 
 // Note [Two ways through a ring]
 //
-// The writer writes lines anew that the reader has read.  How long it takes to
-// get such a line, and how long the reader takes to get it back, depends on
-// the distance of their cores: 25 ns if they share a cache, 180 ns if not.
+// The writer overwrites lines that the reader has read.  How long it takes to
+// get such a line, and how long the reader takes to get it back, depends on the
+// distance of their cores: 25 ns if they share a cache, 180 ns if not.
 //
 // - Near: plain stores, and the whole ring.  It is longer than a core's own
-//   cache, so the reader's has lost a line before it is written anew, and the
-//   common cache has it.
+//   cache, so the reader's cache has lost a line before the line is
+//   overwritten, and the common cache has it.
 // - Far: streaming stores, which take no line from anybody, and a third of the
 //   ring.  The reader has more of it in its cache the shorter it is.
 //
-// On two cores of an AMD EPYC, 16 MiB took 1.5 ms near and 2.9 in a third of
-// the ring where the cores share a cache; where not, 8 ms near and 1.9 far.
-// The cores of a virtual machine move while a program runs, and so may its
-// threads.  So both ways are tried now and then, each for some spans of the
-// bytes that pass between the two ranks: first near, then far.  Both ranks
-// count the bytes of both directions, and so try the same way at a time; or
-// each could find its own way the better one beside the other's.  The first
-// span of a way finds the other's lines in the caches, and does not count.  The
-// fastest of the rest does, as a thread may lose its core.
+// On two cores of an AMD EPYC that share a cache, 16 MiB took 1.5 ms near and
+// 2.9 ms in a third of the ring; on cores that do not, 8 ms near and 1.9 ms
+// far.  The cores of a virtual machine move while a program runs, and so may
+// its threads.  So both ways are tried from time to time, each for some spans
+// of the bytes that pass between the two ranks: first near, then far.  Both
+// ranks count the bytes of both directions, and so try the same way at the same
+// time; otherwise each could prefer its own way while the other rank uses the
+// other way.  The first span of a way finds the other way's lines in the
+// caches, and does not count.  Of the rest the fastest span counts, because a
+// thread may lose its core.
 
 enum class RingWay { kNear, kFar };
 

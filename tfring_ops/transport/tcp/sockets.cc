@@ -56,7 +56,7 @@ int TakeError(int socket) {
 }
 
 void WaitUntilSent(int socket, Clock::time_point deadline) {
-  // With this, POLLOUT tells of a socket with nothing unsent.
+  // This makes POLLOUT report that nothing is unsent.
   const int nothing = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &nothing, sizeof(nothing));
   const auto rest = std::chrono::ceil<std::chrono::milliseconds>(

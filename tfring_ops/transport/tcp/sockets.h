@@ -15,14 +15,14 @@ namespace tfring {
 std::string SystemError(int error);
 
 // Makes a socket never block, close in programs that this process starts, and
-// notice a lost peer:  Note [TCP options] in tcp.h.
+// notice a lost peer: see Note [TCP options] in tcp.h.
 absl::Status SetUpSocket(int socket);
 
 // Returns the error that the socket has, which the next call on it would get;
 // 0 for none.
 int TakeError(int socket);
 
-// Waits until the system has sent all that was written to `socket`, the
+// Waits until the system has sent all data that was written to `socket`, the
 // connection has ended, or it is `deadline`.
 void WaitUntilSent(int socket, Clock::time_point deadline);
 

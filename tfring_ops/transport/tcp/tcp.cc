@@ -31,21 +31,21 @@ constexpr int kLooks = 16;
 // Then it sleeps for this long at a time, unless data arrives.
 constexpr int kSleepMilliseconds = 1;
 constexpr int kMaxEvents = 64;
-// A peer that is still to be connected is asked for so often.
+// How often a missing connection to a peer is asked for.
 constexpr std::chrono::milliseconds kAskPeriod{1};
 constexpr size_t kMaxReasonBytes = 64 << 10;
-// Linux acknowledges after 40 ms as a rule, and after 200 at the latest.
+// Linux usually acknowledges after 40 ms, and after 200 ms at the latest.
 constexpr std::chrono::milliseconds kGoodbye{200};
-// How many messages one system call takes.
+// The most messages that one system call sends or receives.
 constexpr size_t kMessagesOfCall = 8;
 
 constexpr char kEnded[] = "it has ended";
 
-// A message travels as its size and then its bytes.  The last one of a rank
-// that aborts has this in its size, and the reason for its bytes.
+// A message travels as its size and then its bytes.  The last message of a rank
+// that aborts has this bit in its size, and the reason as its bytes.
 constexpr uint64_t kAbort = uint64_t{1} << 63;
-// In place of a size, the last word of a rank that is done.  A connection that
-// ends without it has lost its rank.
+// A rank that is done sends this in place of a size.  If a connection ends
+// without it, its rank is lost.
 constexpr uint64_t kDone = uint64_t{1} << 62;
 
 struct Operation {
@@ -53,7 +53,7 @@ struct Operation {
   std::byte* data;
   uint64_t size;
   uint64_t announced;  // the size as it travels
-  size_t moved = 0;    // of both
+  size_t moved = 0;    // bytes of the size and of the data
 
   size_t total() const { return sizeof(announced) + size; }
   bool complete() const { return moved == total(); }
@@ -102,8 +102,8 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override {
     for (const Peer& peer : peers_) {
       if (peer.socket < 0) continue;
-      // If the peer has not read everything before it, this is lost, and the
-      // peer takes this rank for lost.
+      // If the peer has not read everything before this word, the word is lost,
+      // and the peer takes this rank for lost.
       if (peer.sends.empty() || peer.sends.front().moved == 0) {
         send(peer.socket, &kDone, sizeof(kDone), MSG_NOSIGNAL | MSG_DONTWAIT);
       }
@@ -201,16 +201,16 @@ class TcpTransport final : public Transport {
  private:
   struct Peer {
     int socket = -1;
-    uint32_t events = EPOLLRDHUP;  // what epoll is to tell
+    uint32_t events = EPOLLRDHUP;  // registered with epoll
     std::deque<Operation> sends, receives;
     int64_t moved_bytes = 0;
-    bool has_ended = false;  // and there is something to be read
+    bool has_ended = false;  // although there may be data to read
     // While there is no connection:
     bool is_wanted = false;
     Clock::time_point next_ask;
   };
 
-  // Never after Break.
+  // Returns false after Break.
   bool IsConnected(int peer) const { return peers_[peer].socket >= 0; }
 
   // REQUIRES: IsConnected(index).
@@ -249,7 +249,7 @@ class TcpTransport final : public Transport {
     return IsConnected(index);
   }
 
-  // Has MoveAll look for the connection, unless it is here.
+  // Makes MoveAll look for the connection, unless there is one.
   void Want(int index) {
     if (Connect(index) || std::exchange(peers_[index].is_wanted, true)) return;
     wanted_.push_back(index);
@@ -293,8 +293,8 @@ class TcpTransport final : public Transport {
     Listen(peer);
   }
 
-  // One message at a time, as the next one is for a buffer that may not be
-  // known yet.
+  // Receives one message at a time, because the buffer of the next one may not
+  // be known yet.
   void Receive(int peer) {
     std::deque<Operation>& receives = peers_[peer].receives;
     while (!receives.empty()) {
@@ -328,8 +328,9 @@ class TcpTransport final : public Transport {
     Listen(peer);
   }
 
-  // Nothing is in flight on a connection that its rank has ended.  If that is
-  // done, or its messages are still to be received, it is no error.
+  // Checks a connection that the peer has ended while nothing is in flight.
+  // That is no error if the peer is done, or if messages are still to be
+  // received.
   void CheckEnd(int index) {
     Peer& peer = peers_[index];
     uint64_t next = 0;
@@ -340,18 +341,19 @@ class TcpTransport final : public Transport {
       return Lose(index, kEnded);
     }
     if (std::exchange(peer.has_ended, true)) return;
-    // It would tell of it again and again.  Arrived data can be received
-    // without it.
+    // Epoll would report the end again and again.  Data that has arrived can be
+    // received without epoll.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.socket, nullptr);
   }
 
-  // Sets `next` to the next word of the peer, which stays; returns as recv.
+  // Sets `next` to the next word of the peer without removing it; returns the
+  // result of recv.
   ssize_t LookAt(int index, uint64_t& next) const {
     return recv(peers_[index].socket, &next, sizeof(next),
                 MSG_PEEK | MSG_DONTWAIT);
   }
 
-  // `bytes` of the first operations have moved.
+  // Notes that `bytes` of the first operations have moved.
   void Count(int peer, std::deque<Operation>& operations, size_t bytes) {
     peers_[peer].moved_bytes += static_cast<int64_t>(bytes);
     while (bytes > 0) {
@@ -365,8 +367,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  // Registers the events of the operations in flight with epoll; it always
-  // tells of connections that are lost.
+  // Registers the events of the operations in flight with epoll, which always
+  // reports lost connections.
   void Listen(int index) {
     Peer& peer = peers_[index];
     if (peer.has_ended) return;
@@ -411,8 +413,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  // The connection has ended.  Its peer may have said why behind messages that
-  // nobody has asked for yet.
+  // Handles the end of a connection.  The peer may have sent the reason behind
+  // messages for which no receive has been posted yet.
   void Lose(int peer, const std::string& reason) {
     const int socket = peers_[peer].socket;
     if (!peers_[peer].receives.empty()) {
@@ -439,7 +441,8 @@ class TcpTransport final : public Transport {
         absl::StrCat("rank ", peer, " cannot be reached: ", reason)));
   }
 
-  // The reason that `peer` has sent, of `size` bytes, which begin with `begin`.
+  // Returns the reason that `peer` has sent, of `size` bytes that begin with
+  // `begin`.
   absl::Status ReadReason(int peer, uint64_t size, std::string begin) {
     const size_t known = begin.size();
     begin.resize(std::min<uint64_t>(size, kMaxReasonBytes));
@@ -447,10 +450,10 @@ class TcpTransport final : public Transport {
     return Decode(begin);
   }
 
-  // Closes every connection abruptly, which makes every peer fail, too.  It
-  // hears the reason, unless a message to it is stuck half-way or the system
-  // has not sent the reason in kGoodbye: TCP may send it only when the peer has
-  // acknowledged earlier messages, and an abrupt end drops what is not sent.
+  // Closes every connection abruptly, which makes every peer fail, too.  A peer
+  // gets the reason, unless a message to it is stuck half-way or the system has
+  // not sent the reason within kGoodbye: TCP may send it only when the peer has
+  // acknowledged earlier messages, and an abrupt end drops unsent data.
   void Break(const absl::Status& reason) {
     broken_ = reason;
     std::string words = Encode(reason);
@@ -488,7 +491,7 @@ class TcpTransport final : public Transport {
   const Clock& clock_;
   const ConnectPeer connect_;
   std::vector<Peer> peers_;
-  std::vector<int> wanted_;  // what is in flight waits for a connection
+  std::vector<int> wanted_;  // peers whose operations wait for a connection
   int epoll_ = -1;
   std::function<absl::Status()> attend_;
   OperationId last_id_ = kNoOperation;

@@ -1,4 +1,4 @@
-"""horovod.mxnet: not there."""
+"""horovod.mxnet, which tfring does not provide."""
 
 raise ImportError(
     "horovod.mxnet: tfring, which has the name horovod here, trains TensorFlow "

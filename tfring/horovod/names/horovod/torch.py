@@ -1,4 +1,4 @@
-"""horovod.torch: not there."""
+"""horovod.torch, which tfring does not provide."""
 
 raise ImportError(
     "horovod.torch: tfring, which has the name horovod here, trains TensorFlow "

@@ -1,4 +1,4 @@
-"""horovod.spark.common: not there."""
+"""horovod.spark.common, which tfring does not provide."""
 
 raise ImportError(
     "horovod.spark.common: tfring, which has the name horovod here, has no "

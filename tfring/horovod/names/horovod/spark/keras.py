@@ -1,4 +1,4 @@
-"""horovod.spark.keras: not there."""
+"""horovod.spark.keras, which tfring does not provide."""
 
 raise ImportError(
     "horovod.spark.keras: tfring, which has the name horovod here, has no "

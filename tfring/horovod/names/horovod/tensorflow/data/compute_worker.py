@@ -1,4 +1,4 @@
-"""horovod.tensorflow.data.compute_worker: as Horovod's, on any network."""
+"""horovod.tensorflow.data.compute_worker, on any network, as in Horovod."""
 
 import functools
 
