@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from helpers import (
     all_thorough_but,
+    ancestors,
     assert_each_close,
     assert_each_equal,
     assert_same_on_all_ranks,
@@ -344,17 +345,8 @@ def test_two_buckets_are_whole_at_a_time():
     ]
     assert most_in_flight([o in starts for o in collectives]) == 2
 
-    def all_before(operation):
-        found, rest = set(), [operation]
-        while rest:
-            one = rest.pop()
-            if one.name not in found:
-                found.add(one.name)
-                rest += [*(t.op for t in one.inputs), *one.control_inputs]
-        return found
-
     def count_before(start, kind):
-        before = all_before(start)
+        before = ancestors(start)
         return sum(o.type == kind and o.name in before for o in operations)
 
     # The edges are those by which TensorFlow runs it.
@@ -381,6 +373,7 @@ def test_an_error_with_buckets_in_flight(jit_compile, rank):
     step_of_buckets(jit_compile)()
 
 
+@pytest.mark.xla
 @pytest.mark.usefixtures("several_ranks")
 def test_xla_copies_no_large_variable():
     """XLA handles two buckets at a time, and reduces and gathers in place.
