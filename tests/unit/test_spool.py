@@ -1,6 +1,7 @@
 """Spool keeps arrays in a temporary file."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -37,3 +38,13 @@ def test_the_file_is_deleted_with_the_last_array():
     assert spool._current() is None
     later = spooled(ARRAYS[2])
     assert later.spool.file is not file
+
+
+def test_threads_read_and_write_at_the_same_time():
+    def is_kept(number):
+        array = np.full(1000, number)
+        kept = spooled(array)
+        return all((kept.read() == array).all() for _ in range(5))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(is_kept, range(200)))

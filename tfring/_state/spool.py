@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import tempfile
+import threading
 import weakref
 
 import numpy as np
@@ -16,6 +17,8 @@ class _Spool:
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        # A saver may read in several threads, and the file has one position.
+        self.lock = threading.Lock()
 
 
 # One file for all arrays: a process may open about a thousand.
@@ -32,9 +35,10 @@ class Spooled:
     shape: tuple[int, ...]
 
     def read(self) -> np.ndarray:
-        self.spool.file.seek(self.offset_bytes)
         size_bytes = math.prod(self.shape) * self.dtype.itemsize
-        data = np.fromfile(self.spool.file, np.uint8, size_bytes)
+        with self.spool.lock:
+            self.spool.file.seek(self.offset_bytes)
+            data = np.fromfile(self.spool.file, np.uint8, size_bytes)
         return data.view(self.dtype).reshape(self.shape)
 
 
@@ -45,7 +49,9 @@ def spooled(array: np.ndarray) -> Spooled:
     if spool is None:
         spool = _Spool()
         _current = weakref.ref(spool)
-    offset = spool.file.seek(0, os.SEEK_END)
     # Bytes, because NumPy does not know dtypes such as bfloat16 by itself.
-    np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(spool.file)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    with spool.lock:
+        offset = spool.file.seek(0, os.SEEK_END)
+        data.tofile(spool.file)
     return Spooled(spool, offset, array.dtype, array.shape)

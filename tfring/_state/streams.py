@@ -108,10 +108,10 @@ class Stream:
 
     def read(self, shard: Any) -> np.ndarray:
         """Returns the whole value of a shard, on the root."""
-        if self._last is not None and self._last[0] is shard:
-            return self._last[1]
-        self._last = None  # frees it before the next one is gathered
         with self._lock:
+            if self._last is not None and self._last[0] is shard:
+                return self._last[1]
+            self._last = None  # frees it before the next one is gathered
             if self._is_broken:
                 raise RuntimeError(
                     f"{shard.description}: the ranks cannot put it together, "
@@ -127,9 +127,9 @@ class Stream:
                 self._is_broken = False
                 raise
             self._is_broken = False
-        assert value is not None
-        self._last = shard, value
-        return value
+            assert value is not None
+            self._last = shard, value
+            return value
 
     def _end(self, raises: bool) -> None:
         """Ends the threads of all ranks."""
