@@ -153,6 +153,7 @@ class _Files:
             group
             for file in sorted(found.get_fragments(), key=lambda f: f.path)
             for group in file.split_by_row_group()
+            if group.row_groups[0].num_rows > 0
         ]
         self.rows = [group.row_groups[0].num_rows for group in self._groups]
 
