@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import types
+from concurrent.futures import Future
 
 import cloudpickle
 
@@ -80,8 +81,10 @@ def serve(calls, replies):
 
 class Reference:
     def __init__(self):
-        self.done = threading.Event()
-        self.result = self.error = None
+        self._future = Future()
+
+    def future(self):
+        return self._future
 
 
 class Actor:
@@ -128,13 +131,13 @@ class Actor:
                 pipe.flush()
                 good, value = _receive(self._process.stdout)
                 if good:
-                    reference.result = value
+                    reference.future().set_result(value)
                 else:
                     error = RayTaskError(value).as_instance_of_cause()
-                    reference.error = error
+                    reference.future().set_exception(error)
             except (OSError, EOFError):
-                reference.error = RayActorError("The actor died.")
-            reference.done.set()
+                error = RayActorError("The actor died.")
+                reference.future().set_exception(error)
 
     def kill(self):
         if self._process is not None:
@@ -170,6 +173,11 @@ class Ray(types.ModuleType):
         self.util = types.ModuleType("ray.util")
         self.util.get_node_ip_address = lambda: "127.0.0.1"
         self.util.get_current_placement_group = lambda: self.current_group
+        self.util.placement_group = self.placement_group
+        self.util.remove_placement_group = self.groups.remove
+        self.util.scheduling_strategies = types.SimpleNamespace(
+            PlacementGroupSchedulingStrategy=lambda group: group
+        )
 
     def take_room(self, cpus, bundle):
         assert cpus <= self.cpus if bundle is None else bundle["CPU"] >= cpus
@@ -178,9 +186,6 @@ class Ray(types.ModuleType):
         needed = sum(bundle["CPU"] for bundle in bundles)
         self.groups.append(Group(bundles, needed <= self.cpus))
         return self.groups[-1]
-
-    def remove_placement_group(self, group):
-        self.groups.remove(group)
 
     def get_runtime_context(self):
         return types.SimpleNamespace(
@@ -196,13 +201,11 @@ class Ray(types.ModuleType):
             max_restarts=0,
             max_task_retries=0,
         ):
-            self.options.append((num_cpus, num_gpus, max_restarts))
-            bundle = None
-            if scheduling_strategy is not None:
-                group, index = scheduling_strategy
-                bundle = group.bundles[index]
-
             def make(*args, **kwargs):
+                self.options.append((num_cpus, num_gpus, max_restarts))
+                bundle = None
+                if scheduling_strategy is not None:
+                    bundle = scheduling_strategy.bundles.pop()
                 actor = Actor(self, num_cpus, bundle, (cls, *args), kwargs)
                 self.actors.append(actor)
                 return actor
@@ -211,26 +214,8 @@ class Ray(types.ModuleType):
 
         return types.SimpleNamespace(options=options)
 
-    def get(self, references, timeout=None):
-        several = isinstance(references, list)
-        pending = references if several else [references]
-        # After an error Ray does not wait for the rest either.
-        while not all(each.done.wait(0.02) for each in pending):
-            if timeout is not None:
-                raise RayError("GetTimeoutError")
-            if any(each.error for each in pending):
-                break
-        for each in pending:
-            if each.error is not None:
-                raise each.error
-        found = [each.result for each in pending]
-        return found if several else found[0]
-
-    def wait(self, references, num_returns=1, timeout=None):
-        for each in references:
-            each.done.wait(timeout)
-        ready = [each for each in references if each.done.is_set()]
-        return ready, [each for each in references if each not in ready]
+    def get(self, references):
+        return [reference.future().result() for reference in references]
 
     def kill(self, actor):
         actor.kill()
@@ -240,14 +225,6 @@ class Ray(types.ModuleType):
 def install(monkeypatch, cpus):
     """Makes this `ray`, and returns it."""
     ray = Ray(cpus)
-    groups = types.ModuleType("ray.util.placement_group")
-    groups.placement_group = ray.placement_group
-    groups.remove_placement_group = ray.remove_placement_group
-    strategies = types.ModuleType("ray.util.scheduling_strategies")
-    strategies.PlacementGroupSchedulingStrategy = lambda group, index: (
-        group,
-        index,
-    )
-    for module in (ray, ray.util, groups, strategies):
+    for module in (ray, ray.util):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return ray

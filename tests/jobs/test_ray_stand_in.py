@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import fake_ray
@@ -118,16 +119,16 @@ def test_an_interrupt_ends_the_ranks(executor, tmp_path):
 
 def test_a_killed_rank_is_reported_and_not_who_missed_it(ray):
     executor = tfring.ray.RayExecutor(2)
-    executor._follower = threading.Thread(target=int)
-    executor._follower.start()
-    executor._outcome = Outcome(
-        "tfring.ray", 1, {"w1": 1, "w2": 0}, "w1", "rank 1 failed first."
+    executor._job = Future()
+    executor._job.set_result(
+        Outcome(
+            "tfring.ray", 1, {"w1": 1, "w2": 0}, "w1", "rank 1 failed first."
+        )
     )
     died, missed = fake_ray.Reference(), fake_ray.Reference()
-    died.error = fake_ray.RayActorError("The actor died.")
-    missed.error = fake_ray.RayTaskError(RuntimeError("rank 1 is lost"))
-    for reference in (died, missed):
-        reference.done.set()
+    died.future().set_exception(fake_ray.RayActorError("The actor died."))
+    error = fake_ray.RayTaskError(RuntimeError("rank 1 is lost"))
+    missed.future().set_exception(error)
     with pytest.raises(RuntimeError, match=r"^tfring\.ray: rank 1 failed"):
         executor._get([missed, died])
 
@@ -173,6 +174,7 @@ def test_no_room(ray):
 def test_what_is_refused(ray, monkeypatch):
     for arguments, words in (
         ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
+        ({"num_workers": None}, "num_workers must be at least 1, got None"),
         (
             {"num_workers": 2, "min_workers": 3},
             "min_workers must be from 1 to num_workers=2, got 3",

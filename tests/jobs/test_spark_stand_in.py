@@ -85,7 +85,7 @@ def test_a_cancelled_job_ends_its_ranks(session, tmp_path):
     "words",
     [
         "ModuleNotFoundError: No module named 'tfring'",
-        "[PYTHON_VERSION_MISMATCH] Python in worker has different version",
+        "Python in worker has different version: 3.9 than that in driver",
     ],
 )
 def test_another_python_on_the_executors(session, monkeypatch, words):
@@ -94,7 +94,7 @@ def test_another_python_on_the_executors(session, monkeypatch, words):
     def fail(*_, **__):
         raise RuntimeError(words)
 
-    monkeypatch.setattr("tfring.spark.cluster.place_of", fail)
+    monkeypatch.setattr("tfring.spark.cluster.environment_of", fail)
     with pytest.raises(RuntimeError, match="executors' Python is python3") as e:
         tfring.spark.run(len, num_proc=2)
     assert sys.executable in str(e.value)
@@ -145,6 +145,6 @@ def test_the_line_of_an_error_of_spark(session, monkeypatch):
             "OSError: no space is left\n"
         )
 
-    monkeypatch.setattr("tfring.spark.cluster.place_of", fail)
+    monkeypatch.setattr("tfring.spark.cluster.environment_of", fail)
     with pytest.raises(RuntimeError, match="has failed: OSError: no space is"):
         tfring.spark.run(len, num_proc=2)

@@ -214,13 +214,16 @@ def test_horovods_arguments_of_spark(monkeypatch, caplog):
         spark.tfring.spark, "run", lambda *a, **k: asked.append((a, k))
     )
     spark.run(len, (1,), {"a": 2}, 4, 30, use_gloo=True, env={"A": "b"})
-    [((fn, args, kwargs, ranks, env), options)] = asked
+    [((fn, args, kwargs, ranks, env, minimum, maximum), options)] = asked
     assert (fn, args, kwargs, ranks) == (len, (1,), {"a": 2}, 4)
     assert (env["A"], env["PYTHONPATH"]) == ("b", str(horovod.FOLDER))
     assert options == {"start_timeout": 30, "verbose": False}
+    assert minimum is maximum is None
     assert "ignores them: use_gloo." in caplog.text
     spark.run_elastic(len, num_proc=2, min_num_proc=1, max_num_proc=3)
     assert (asked[1][0][3], *asked[1][0][5:]) == (2, 1, 3)
+    with pytest.raises(TypeError, match=r"no arguments \['num_procs'\]"):
+        spark.run(len, num_procs=2)
 
 
 def test_horovods_arguments_of_ray(monkeypatch):
@@ -243,5 +246,3 @@ def test_horovods_arguments_of_ray(monkeypatch):
     assert (options["min_workers"], options["max_workers"]) == (1, 3)
     with pytest.raises(ValueError, match="has no num_hosts"):
         ray.RayExecutor(settings, num_hosts=2)
-    with pytest.raises(ValueError, match="how many workers"):
-        ray.RayExecutor(settings)

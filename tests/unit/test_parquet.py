@@ -152,6 +152,14 @@ def test_lists_become_dimensions(tmp_path, kind):
     assert batches[0]["v"].dtype == np.int16
 
 
+def test_files_may_be_empty(tmp_path):
+    table = pa.table({"v": [[1, 2], [3, 4]]})
+    for name, rows in ("a", 2), ("b", 0), ("c", 2):
+        pq.write_table(table.slice(0, rows), tmp_path / f"{name}.parquet")
+    batches = tfring.data.parquet(tmp_path, batch_size=4, shuffle=False)
+    assert batches[0]["v"].tolist() == [[1, 2], [3, 4]] * 2
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [

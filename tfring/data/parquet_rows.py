@@ -10,10 +10,12 @@ ranks read, too.
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 import keras
@@ -127,14 +129,9 @@ def parquet(
             f"parquet: {path} has {sum(files.rows)} rows, too few for a batch "
             f"of {batch_size} on each of {size} ranks."
         )
-    return ParquetBatches(
-        files,
-        first_row=rank * steps * batch_size,
-        steps=steps,
-        batch_size=batch_size,
-        seed=int(seed) if shuffle else None,
-        transform=transform,
-    )
+    rows = range(rank * steps * batch_size, (rank + 1) * steps * batch_size)
+    order = int(seed) if shuffle else None
+    return ParquetBatches(files, rows, batch_size, order, transform)
 
 
 class _Files:
@@ -143,8 +140,6 @@ class _Files:
     def __init__(self, path: Any, columns: Sequence[str] | None) -> None:
         from pyarrow import dataset
 
-        if isinstance(path, str | PathLike):
-            path = fspath(path)
         found = dataset.dataset(path, format="parquet")
         unknown = sorted({*(columns or ())} - {*found.schema.names})
         if unknown:
@@ -159,6 +154,7 @@ class _Files:
             group
             for file in sorted(found.get_fragments(), key=lambda f: f.path)
             for group in file.split_by_row_group()
+            if group.row_groups[0].num_rows > 0
         ]
         self.rows = [group.row_groups[0].num_rows for group in self._groups]
 
@@ -187,32 +183,31 @@ class ParquetBatches(keras.utils.PyDataset):
     def __init__(
         self,
         files: _Files,
-        *,
-        first_row: int,
-        steps: int,
+        rows: range,
         batch_size: int,
         seed: int | None,
         transform: Callable[[dict[str, Any]], Any] | None,
     ) -> None:
         super().__init__()
         self._files = files
-        self._first_row = first_row
-        self._steps = steps
+        self._own_rows = rows
         self._batch_size = batch_size
         self._seed = seed
         self._transform = transform
         self._lock = threading.Lock()
+        self._group = functools.lru_cache(_GROUPS_KEPT)(self._read)
         self.set_epoch(0)
 
     def __len__(self) -> int:
-        return self._steps
+        return len(self._own_rows) // self._batch_size
 
     def __getitem__(self, index: int) -> Any:
-        first = self._first_row + index * self._batch_size
+        begin = index * self._batch_size
+        rows = self._own_rows[begin : begin + self._batch_size]
         # Keras may have several threads.
         with self._lock:
-            parts = self._rows(first, first + self._batch_size)
-        # Copy even a single part, because `transform` may change the batch in
+            parts = self._rows(rows.start, rows.stop)
+        # Also one part is copied, because `transform` may change the batch in
         # place, and Keras asks for the first batches twice.
         batch = {
             name: np.concatenate([part[name] for part in parts])
@@ -228,42 +223,34 @@ class ParquetBatches(keras.utils.PyDataset):
         """Goes on to the order of an epoch; the first has the number 0."""
         with self._lock:
             self._epoch = epoch
-            count = len(self._files.rows)
-            self._groups = list(range(count))
-            if self._seed is not None:
-                generator = np.random.default_rng([self._seed, epoch])
-                self._groups = generator.permutation(count).tolist()
+            self._groups = self._order(len(self._files.rows))
             # The number of each group's first row in the epoch, and of the end.
-            self._starts = [0]
-            for group in self._groups:
-                self._starts.append(self._starts[-1] + self._files.rows[group])
-            self._kept: dict[int, dict[str, Any]] = {}
+            counts = (self._files.rows[group] for group in self._groups)
+            self._starts = [0, *itertools.accumulate(counts)]
+            self._group.cache_clear()
+
+    def _order(self, count: int, *group: int) -> Any:
+        """Returns the order of the row groups, or of the rows of a group."""
+        if self._seed is None:
+            return np.arange(count)
+        generator = np.random.default_rng([self._seed, self._epoch, *group])
+        return generator.permutation(count)
 
     def _rows(self, begin: int, end: int) -> list[dict[str, Any]]:
         """Returns the rows of the epoch from `begin` to `end`, by group."""
         parts = []
-        place = bisect.bisect_right(self._starts, begin) - 1
-        while begin < end:
-            start, stop = self._starts[place], self._starts[place + 1]
-            rows = slice(begin - start, min(end, stop) - start)
-            group = self._read(self._groups[place])
+        first = bisect.bisect_right(self._starts, begin) - 1
+        for place in range(first, bisect.bisect_left(self._starts, end)):
+            start = self._starts[place]
+            rows = slice(max(begin - start, 0), end - start)
+            group = self._group(self._groups[place])
             parts.append({name: each[rows] for name, each in group.items()})
-            begin, place = min(end, stop), place + 1
         return parts
 
     def _read(self, number: int) -> dict[str, Any]:
-        if number not in self._kept:
-            while len(self._kept) >= _GROUPS_KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            group = self._files.read(number)
-            if self._seed is not None:
-                generator = np.random.default_rng(
-                    [self._seed, self._epoch, number]
-                )
-                order = generator.permutation(self._files.rows[number])
-                group = {name: each[order] for name, each in group.items()}
-            self._kept[number] = group
-        return self._kept[number]
+        order = self._order(self._files.rows[number], number)
+        group = self._files.read(number)
+        return {name: column[order] for name, column in group.items()}
 
 
 def _as_array(column: Any, where: str) -> Any:
@@ -279,12 +266,8 @@ def _as_array(column: Any, where: str) -> Any:
             f"parquet: {column.null_count} nulls are in {where}. Fill them, or "
             "leave those rows out, where the files are written."
         )
-    kind = column.type
-    if not (
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-    ):
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    if not any(is_list(column.type) for is_list in lists):
         return column.to_numpy(zero_copy_only=False)
     lengths = compute.list_value_length(column).unique().to_pylist()
     if len(lengths) > 1:

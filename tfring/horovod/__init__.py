@@ -7,6 +7,7 @@ on request: by `tfringrun --horovod`, `python -m tfring.horovod`, or the user.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfring.horovod import variables
@@ -15,19 +16,20 @@ FOLDER = Path(__file__).parent / "names"
 VERSION = "0.28.1+tfring"
 
 
-def settings() -> dict[str, str]:
+def settings(given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the environment variables of such programs.
 
-    These are `PYTHONPATH`, and tfring's counterparts of the variables of
-    Horovod that are set.
+    These are the `PYTHONPATH` of `given` behind the folder of the names, and
+    tfring's counterparts of the variables of Horovod that are set in `given` or
+    in this process.
 
     Raises:
         ValueError: Horovod itself is installed.
     """
     check_alone()
-    before = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(FOLDER), *filter(None, [before])])
-    return {"PYTHONPATH": path, **variables.counterparts(os.environ)}
+    path = [str(FOLDER), *filter(None, [given.get("PYTHONPATH")])]
+    counterparts = variables.counterparts({**os.environ, **given})
+    return {"PYTHONPATH": os.pathsep.join(path), **counterparts}
 
 
 def check_alone() -> None:

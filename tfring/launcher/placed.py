@@ -225,32 +225,32 @@ def node() -> str:
 
 def check_counts(
     caller: str,
-    ranks: tuple[str, Any],
-    minimum: tuple[str, int | None],
-    maximum: tuple[str, int | None],
+    names: tuple[str, str, str],
+    ranks: Any,
+    minimum: int | None,
+    maximum: int | None,
 ) -> None:
-    """Checks the numbers of ranks, each of which has the caller's name for it.
+    """Checks the numbers of ranks, for which the caller has names.
 
     Raises:
         ValueError: A number is not valid.
     """
-    name, count = ranks
-    if not isinstance(count, int) or count < 1:
-        raise ValueError(f"{caller}: {name} must be at least 1, got {count!r}.")
-    if minimum[1] is not None and not 1 <= minimum[1] <= count:
+    name, least, most = names
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"{caller}: {name} must be at least 1, got {ranks!r}.")
+    if minimum is not None and not 1 <= minimum <= ranks:
         raise ValueError(
-            f"{caller}: {minimum[0]} must be from 1 to {name}={count}, got "
-            f"{minimum[1]!r}."
+            f"{caller}: {least} must be from 1 to {name}={ranks}, got "
+            f"{minimum!r}."
         )
-    if maximum[1] is not None and minimum[1] is None:
+    if maximum is not None and minimum is None:
         raise ValueError(
-            f"{caller}: {maximum[0]} is for an elastic job. Pass {minimum[0]}, "
-            "too."
+            f"{caller}: {most} is for an elastic job. Pass {least}, too."
         )
-    if maximum[1] is not None and maximum[1] < count:
+    if maximum is not None and maximum < ranks:
         raise ValueError(
-            f"{caller}: {maximum[0]} must be at least {name}={count}, got "
-            f"{maximum[1]!r}."
+            f"{caller}: {most} must be at least {name}={ranks}, got "
+            f"{maximum!r}."
         )
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
 from typing import Any
 
-from tfring.launcher.launcher_process import Outcome, Rendezvous, Ticket
-from tfring.launcher.placed import check_counts, results
+from tfring.launcher.launcher_process import Outcome, Rendezvous
+from tfring.launcher.placed import Returned, check_counts, results
 from tfring.ray.worker import Worker
 
 _CALLER = "tfring.ray"
+_COUNTS = ("num_workers", "min_workers", "max_workers")
 # How long the launcher has to say which rank has failed first.
 _OUTCOME_SECONDS = 10.0
-# How long functions have to return, or to raise, after the end of the job.
+# How long functions have to return, or to raise, after the end of the job; and
+# how long ranks have to leave it, which takes an idle rank no time.
 _RETURN_SECONDS = 5.0
-# How long the ranks have to leave: idle ranks leave at once.
-_LEAVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 # An elastic job ends once it has had too few ranks for this long.
 _ELASTIC_SECONDS = 600.0
@@ -90,29 +93,24 @@ class RayExecutor:
         use_current_placement_group: bool = True,
         start_timeout: float = 100.0,
     ) -> None:
-        check_counts(
-            _CALLER,
-            ("num_workers", num_workers),
-            ("min_workers", min_workers),
-            ("max_workers", max_workers),
-        )
+        check_counts(_CALLER, _COUNTS, num_workers, min_workers, max_workers)
         try:
-            import ray  # noqa: F401
+            import ray
         except ImportError as error:
             raise ImportError(
                 f"{_CALLER}: ray is not installed: pip install 'tfring[ray]'."
             ) from error
+        self._ray: Any = ray
         self._size = num_workers
         self._minimum = min_workers
         self._maximum = max_workers or num_workers
-        self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
+        self._bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
         self._use_current_group = use_current_placement_group
         self._start_timeout = start_timeout
+        # The placement group that `start` has made.
         self._group: Any = None
-        self._owns_group = False
         self._rendezvous: Rendezvous | None = None
-        self._outcome: Outcome | None = None
-        self._follower: threading.Thread
+        self._job: Future[Outcome]
         # The actors, in the order of the ranks unless the job is elastic.
         self._workers: list[Any] = []
 
@@ -144,12 +142,13 @@ class RayExecutor:
             )
         if executable_cls is not None:
             self._refuse_if_elastic("executable_cls")
-        made = (executable_cls, executable_args or [], executable_kwargs or {})
         try:
-            self._reserve()
-            self._join(self._environment(extra_env_vars or {}))
+            self._join(self._reserve(), self._environment(extra_env_vars or {}))
             if executable_cls is not None:
-                self._get([w.make.remote(*made) for w in self._workers])
+                made = _bound(
+                    executable_cls, executable_args, executable_kwargs
+                )
+                self._get([w.make.remote(made) for w in self._workers])
         except BaseException:
             self.shutdown()
             raise
@@ -158,37 +157,59 @@ class RayExecutor:
         """Returns the variables of the ranks; a subclass may add some."""
         return extra
 
-    def _join(self, environment: Mapping[str, str]) -> None:
-        import ray
+    def _reserve(self) -> Any:
+        """Returns the scheduling strategy of the actors, or None."""
+        util = self._ray.util
+        group = None
+        if self._use_current_group:
+            group = util.get_current_placement_group()
+        if group is None and self._minimum is None:
+            bundles = [self._bundle] * self._size
+            self._group = group = util.placement_group(bundles)
+            if not group.wait(self._start_timeout):
+                raise TimeoutError(
+                    f"{_CALLER}: after {self._start_timeout:g} s the cluster "
+                    f"has no room for {self._size} workers of "
+                    f"{self._bundle} each."
+                )
+        if group is None:
+            return None
+        strategies = util.scheduling_strategies
+        return strategies.PlacementGroupSchedulingStrategy(group)
 
+    def _join(self, strategy: Any, environment: Mapping[str, str]) -> None:
+        """Places the actors, and waits until they are ranks."""
         is_elastic = self._minimum is not None
+        seconds = _ELASTIC_SECONDS if is_elastic else self._start_timeout
         rendezvous = Rendezvous(
             self._size,
             self._minimum,
             self._maximum,
             caller=_CALLER,
-            interface=ray.util.get_node_ip_address(),
-            timeout_seconds=_ELASTIC_SECONDS
-            if is_elastic
-            else self._start_timeout,
+            interface=self._ray.util.get_node_ip_address(),
+            timeout_seconds=seconds,
         )
-        self._rendezvous = rendezvous
-
-        def follow() -> None:
-            self._outcome = rendezvous.follow()
-
-        self._follower = threading.Thread(target=follow, daemon=True)
-        self._follower.start()
+        job: Future[Outcome] = Future()
+        self._rendezvous, self._job = rendezvous, job
+        threading.Thread(
+            target=lambda: job.set_result(rendezvous.follow()), daemon=True
+        ).start()
+        retries = -1 if is_elastic else 0
+        actor = self._ray.remote(Worker).options(
+            num_cpus=self._bundle["CPU"],
+            num_gpus=self._bundle["GPU"],
+            scheduling_strategy=strategy,
+            max_restarts=retries,
+            max_task_retries=retries,
+        )
         self._workers = [
-            self._place(rendezvous.ticket, index, environment)
-            for index in range(self._maximum)
+            actor.remote(rendezvous.ticket, dict(environment))
+            for _ in range(self._maximum)
         ]
         if not is_elastic:
-            names = self._get([w.name.remote() for w in self._workers])
-            # w1 is rank 0.
-            named = zip(names, self._workers, strict=True)
-            by_rank = sorted(named, key=lambda each: int(each[0][1:]))
-            self._workers = [worker for _, worker in by_rank]
+            numbers = self._get([w.number.remote() for w in self._workers])
+            by_number = dict(zip(numbers, self._workers, strict=True))
+            self._workers = [by_number[number] for number in sorted(numbers)]
 
     def run(
         self,
@@ -208,9 +229,10 @@ class RayExecutor:
             Exception: The exception of the rank that failed first. Ray puts the
                 rank's traceback into its text.
         """
-        if self._minimum is not None:
-            return self._run_elastic(fn, args or [], kwargs or {})
-        return self._get(self.run_remote(fn, args, kwargs))
+        call = _bound(fn, args, kwargs)
+        if self._minimum is None:
+            return self._get([w.run.remote(call) for w in self._started()])
+        return self._get([w.run_to_end.remote(call) for w in self._started()])
 
     def run_remote(
         self,
@@ -220,10 +242,8 @@ class RayExecutor:
     ) -> list[Any]:
         """Calls a function on all ranks; returns Ray's references by rank."""
         self._refuse_if_elastic("run_remote")
-        return [
-            worker.run.remote(fn, args or [], kwargs or {})
-            for worker in self._started()
-        ]
+        call = _bound(fn, args, kwargs)
+        return [worker.run.remote(call) for worker in self._started()]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Calls `fn(executable)` on all ranks; returns the results by rank."""
@@ -237,29 +257,14 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """Ends the ranks, and gives their places back."""
-        from ray.util.placement_group import remove_placement_group
-
-        if self._rendezvous is not None:
-            if self._outcome is None and self._has_left():
-                self._follower.join(_LEAVE_SECONDS)
-            self._end()
+        if self._rendezvous is not None and not self._job.done():
+            leaving = [w.leave.remote().future() for w in self._workers]
+            _, busy = wait(leaving, _RETURN_SECONDS)
+            self._end(0.0 if busy else _RETURN_SECONDS)
         self._kill_workers()
-        if self._owns_group:
-            remove_placement_group(self._group)
-        self._rendezvous = self._outcome = self._group = None
-        self._owns_group = False
-
-    def _has_left(self) -> bool:
-        """Asks the ranks to leave; returns False if some are still busy."""
-        import ray
-
-        if self._minimum is not None:
-            return False
-        leaving = [worker.leave.remote() for worker in self._workers]
-        _, busy = ray.wait(
-            leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS
-        )
-        return not busy
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+        self._rendezvous = self._group = None
 
     def _refuse_if_elastic(self, what: str) -> None:
         if self._minimum is not None:
@@ -271,146 +276,88 @@ class RayExecutor:
     def _started(self) -> list[Any]:
         if self._rendezvous is None:
             raise RuntimeError(f"{_CALLER}: call start first.")
-        if self._outcome is not None:
+        if self._job.done():
             raise RuntimeError(
                 f"{_CALLER}: the job of these ranks has ended. Call shutdown, "
                 "and start again."
             )
         return self._workers
 
-    def _reserve(self) -> None:
-        import ray
-        from ray.util.placement_group import placement_group
-
-        if self._use_current_group:
-            self._group = ray.util.get_current_placement_group()
-        if self._group is not None or self._minimum is not None:
-            return
-        bundle = {"CPU": self._cpus}
-        if self._gpus:
-            bundle["GPU"] = self._gpus
-        self._group = placement_group([bundle] * self._size)
-        self._owns_group = True
-        if not self._group.wait(self._start_timeout):
-            raise TimeoutError(
-                f"{_CALLER}: after {self._start_timeout:g} s the cluster has "
-                f"no room for {self._size} workers of {bundle} each."
-            )
-
-    def _place(
-        self, ticket: Ticket, index: int, environment: Mapping[str, str]
-    ) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import (
-            PlacementGroupSchedulingStrategy,
-        )
-
-        options: dict[str, Any] = {
-            "num_cpus": self._cpus,
-            "num_gpus": self._gpus,
-        }
-        if self._group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._group, index if self._owns_group else -1
-            )
-        if self._minimum is not None:
-            options |= {"max_restarts": -1, "max_task_retries": -1}
-        actor = ray.remote(Worker).options(**options)
-        return actor.remote(ticket, dict(environment))
-
     def _get(self, references: list[Any]) -> list[Any]:
-        """Returns the results, or raises the exception of the first failure."""
-        found, errors = self._wait(references)
-        if len(found) == len(references):
-            return [found[rank] for rank in range(len(references))]
-        outcome = self._outcome
-        assert outcome is not None
-        first = outcome.ranks.get(outcome.failed_worker or "")
-        if first in errors:
-            raise errors[first] from None
-        # A killed rank has no exception, and the other ranks fail because of
-        # it.
-        if errors and not outcome.said:
-            raise errors[min(errors)] from None
-        said = outcome.said or "the ranks are lost."
-        raise RuntimeError(f"{_CALLER}: {said}")
-
-    def _run_elastic(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> list[Any]:
-        """Calls a function in all actors, also in those started again."""
-        found, errors = self._wait(
-            [w.run_to_end.remote(fn, args, kwargs) for w in self._started()]
-        )
-        for error in errors.values():
-            raise error from None
-        assert self._outcome is not None
-        return results(found.values(), self._outcome)
-
-    def _wait(
-        self, references: list[Any]
-    ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Waits until all calls have returned, or the job is over.
+        """Returns the results, or raises the exception of the first failure.
 
         A function that raises, and an interrupt, end the job. The launcher
         reports actors that have died.
-
-        Returns:
-            What the calls have returned, and what the functions have raised, by
-            the number of the reference.
         """
-        import ray
-
-        is_elastic = self._minimum is not None
-        left = {reference: n for n, reference in enumerate(references)}
-        found: dict[int, Any] = {}
-        errors: dict[int, Exception] = {}
-
-        def take(count: int, seconds: float) -> None:
-            ready, _ = ray.wait([*left], num_returns=count, timeout=seconds)
-            for reference in ready:
-                number = left.pop(reference)
-                try:
-                    found[number] = ray.get(reference)
-                except ray.exceptions.RayTaskError as error:
-                    errors[number] = error
-                except ray.exceptions.RayError:
-                    pass  # the actor has died
-
+        calls = [reference.future() for reference in references]
+        left = {*calls}
         try:
-            while left and self._outcome is None and not errors:
-                take(1, _LOOK_SECONDS)
-            if is_elastic or len(found) < len(references):
-                if self._outcome is None:
-                    self._end(
-                        0.0 if is_elastic and errors else _OUTCOME_SECONDS
-                    )
-                assert self._outcome is not None
-                # Actors of an elastic job may wait for a place without end.
-                last = self._outcome.ranks if is_elastic else references
-                missing = min(len(last) - len(found), len(left))
-                if missing > 0:
-                    take(missing, _RETURN_SECONDS)
+            while left and not self._errors(calls) and not self._job.done():
+                _, left = wait(left, _LOOK_SECONDS, FIRST_EXCEPTION)
+            if self._minimum is not None:
+                return self._results_of_elastic(calls)
+            if all(call.done() and not call.exception() for call in calls):
+                return [call.result() for call in calls]
+            raise self._failure(calls)
         except KeyboardInterrupt:
             self._end()
             raise
-        return found, errors
 
-    def _end(self, patience_seconds: float = 0.0) -> None:
-        """Ends the job, and waits for its outcome; see `Rendezvous.end`."""
-        assert self._rendezvous is not None
-        self._rendezvous.end(patience_seconds)
-        if self._minimum is not None:
-            # Ray would start them again, in a job that has ended.
-            self._kill_workers()
-        self._follower.join()
+    def _errors(self, calls: list[Future[Any]]) -> dict[int, Exception]:
+        """Returns what functions have raised, by the number of the call.
+
+        The call of an actor that has died is not among them.
+        """
+        kind = self._ray.exceptions.RayTaskError
+        return {
+            number: error
+            for number, call in enumerate(calls)
+            if call.done() and isinstance(error := call.exception(), kind)
+        }
+
+    def _failure(self, calls: list[Future[Any]]) -> Exception:
+        """Returns the exception of the rank that failed first."""
+        outcome = self._end(_OUTCOME_SECONDS)
+        wait(calls, _RETURN_SECONDS)
+        errors = self._errors(calls)
+        first = outcome.ranks.get(outcome.failed_worker or "", -1)
+        # A rank that was killed has no exception. Others fail for lack of it.
+        if first not in errors and not outcome.said:
+            first = min(errors, default=first)
+        said = outcome.said or "the ranks are lost."
+        return errors.get(first, RuntimeError(f"{_CALLER}: {said}"))
+
+    def _results_of_elastic(self, calls: list[Future[Any]]) -> list[Any]:
+        """Returns the results of the ranks with which the job has ended."""
+        if errors := self._errors(calls):
+            self._end()
+            raise errors[min(errors)]
+        outcome = self._end(_OUTCOME_SECONDS)
+        returned: list[Returned] = []
+        with contextlib.suppress(TimeoutError):
+            for call in as_completed(calls, _RETURN_SECONDS):
+                if call.exception() is None:
+                    returned.append(call.result())
+                # Further actors may wait for a place for ever.
+                if len(returned) >= len(outcome.ranks):
+                    break
+        return results(returned, outcome)
+
+    def _end(self, patience_seconds: float = 0.0) -> Outcome:
+        """Ends the job unless it has ended; see `Rendezvous.end`."""
+        if not self._job.done():
+            assert self._rendezvous is not None
+            self._rendezvous.end(patience_seconds)
+            if self._minimum is not None:
+                # Ray would start them again, in a job that has ended.
+                self._kill_workers()
+        return self._job.result()
 
     def _kill_workers(self) -> None:
-        import ray
-
         for worker in self._workers:
-            ray.kill(worker)
+            self._ray.kill(worker)
         self._workers = []
+
+
+def _bound(fn: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
+    return functools.partial(fn, *(args or ()), **(kwargs or {}))

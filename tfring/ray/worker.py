@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfring.launcher import private_files
@@ -25,39 +26,29 @@ class Worker:
         self._joined = Joined(ticket, place, environment)
         self._executable: Any = None
 
-    def name(self) -> str:
-        """Returns the launcher's name for it."""
-        return self._joined.worker
+    def number(self) -> int:
+        """Returns the launcher's number for it, which is the rank and 1."""
+        return int(self._joined.worker[1:])
 
-    def make(
-        self,
-        cls: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        """Makes the object that `execute` passes to functions."""
-        self._executable = self.run(cls, args, kwargs)
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, call: Callable[[], Any]) -> Any:
         """Calls a function."""
         try:
-            return fn(*args, **kwargs)
+            return call()
         except Exception as error:
             self._joined.fail(error)
             raise
 
+    def make(self, call: Callable[[], Any]) -> None:
+        """Makes the object that `execute` passes to functions."""
+        self._executable = self.run(call)
+
     def execute(self, fn: Callable[[Any], Any]) -> Any:
         """Calls a function with the object of `make`."""
-        return self.run(fn, [self._executable], {})
+        return self.run(functools.partial(fn, self._executable))
 
-    def run_to_end(self, *call: Any) -> Returned:
+    def run_to_end(self, call: Callable[[], Any]) -> Returned:
         """Calls a function, and leaves the job."""
-        result = private_files.dumps(self.run(*call))
+        result = private_files.dumps(self.run(call))
         self._joined.leave()
         return Returned(self._joined.worker, False, result)
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import time
 from typing import Any
 
 from absl import logging
 
+CALLER = "tfring.spark.run"
 _AGAIN_SECONDS = 0.5
-_OTHER_PYTHON = (
-    "No module named 'tfring'",
-    "PYTHON_VERSION_MISMATCH",
-    "Python in worker has different version",
-)
+_OTHER_PYTHON = "No module named 'tfring'|Python in worker has different"
 
 
-def active_context(caller: str) -> Any:
+def active_context() -> Any:
     """Returns the active SparkContext.
 
     Raises:
@@ -29,21 +25,19 @@ def active_context(caller: str) -> Any:
         from pyspark import SparkContext
     except ImportError as error:
         raise RuntimeError(
-            f"{caller}: pyspark is not installed: pip install 'tfring[spark]'."
+            f"{CALLER}: pyspark is not installed: pip install 'tfring[spark]'."
         ) from error
 
     context = SparkContext._active_spark_context
     if context is None:
         raise RuntimeError(
-            f"{caller}: there is no active SparkContext in this process. Make "
+            f"{CALLER}: there is no active SparkContext in this process. Make "
             "a session first: SparkSession.builder.getOrCreate()."
         )
     return context
 
 
-def check_barrier(
-    context: Any, ranks: int, timeout_seconds: float, caller: str
-) -> None:
+def check_barrier(context: Any, ranks: int, timeout_seconds: float) -> None:
     """Waits until the session has a slot for each rank at the same time.
 
     Raises:
@@ -53,15 +47,17 @@ def check_barrier(
     conf = context.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         raise ValueError(
-            f"{caller}: spark.dynamicAllocation.enabled is true, and Spark's "
+            f"{CALLER}: spark.dynamicAllocation.enabled is true, and Spark's "
             "barrier stages need it false. Set it so in the session, or pass "
             "min_num_proc for an elastic job."
         )
+    spark = context._jsc.sc()
+    profile = spark.resourceProfileManager().defaultResourceProfile()
     deadline = time.monotonic() + timeout_seconds
-    while (slots := _slots(context)) < ranks:
+    while (slots := spark.maxNumConcurrentTasks(profile)) < ranks:
         if time.monotonic() >= deadline:
             raise RuntimeError(
-                f"{caller}: num_proc={ranks}, and the executors have "
+                f"{CALLER}: num_proc={ranks}, and the executors have "
                 f"{slots} slots of spark.task.cpus="
                 f"{conf.get('spark.task.cpus', '1')} after "
                 f"{timeout_seconds:g} s (start_timeout). Ask for fewer ranks, "
@@ -70,28 +66,17 @@ def check_barrier(
         time.sleep(_AGAIN_SECONDS)
 
 
-def _slots(context: Any) -> int:
-    spark = context._jsc.sc()
-    profile = spark.resourceProfileManager().defaultResourceProfile()
-    return int(spark.maxNumConcurrentTasks(profile))
-
-
-def warn_unless_authenticated(context: Any, caller: str) -> None:
+def warn_unless_authenticated(context: Any) -> None:
     """Warns if the job's token crosses the network unprotected."""
-    conf = context.getConf()
     is_local = context.master.startswith("local")
-    if not is_local and conf.get("spark.authenticate", "false") != "true":
+    is_safe = context.getConf().get("spark.authenticate", "false") == "true"
+    if not is_local and not is_safe:
         logging.warning(
             "%s: spark.authenticate is not set, so whoever reads Spark's "
             "traffic can join this job. Set it, and "
             "spark.network.crypto.enabled.",
-            caller,
+            CALLER,
         )
-
-
-def place_of(task: Any) -> str:
-    """Returns a name for the place of a task, unique among all attempts."""
-    return f"{socket.gethostname()}/{task.taskAttemptId()}"
 
 
 def environment_of(task: Any) -> dict[str, str]:
@@ -111,28 +96,22 @@ def is_cancelled(error: Exception) -> bool:
     return re.search(r"\bJob \d+ cancelled\b", str(error)) is not None
 
 
-def explained(error: Exception, context: Any, caller: str) -> RuntimeError:
-    """Returns an error of one line in place of Java's traceback."""
+def explanation(error: Exception, context: Any) -> str:
+    """Returns a sentence in place of a page of Java."""
     text = str(error)
-    if any(words in text for words in _OTHER_PYTHON):
-        said = (
+    if re.search(_OTHER_PYTHON, text):
+        return (
             f"the executors' Python is {context.pythonExec}, which has no "
             "tfring or is of another version than the driver's, "
             f"{sys.executable}. Set PYSPARK_PYTHON before the session is made, "
             "and install tfring there."
         )
-    elif is_cancelled(error):
-        said = "the Spark job was cancelled."
-    else:
-        said = f"the Spark job has failed: {_cause(text)}"
-    explained = RuntimeError(f"{caller}: {said}")
-    explained.__cause__ = error
-    return explained
-
-
-def _cause(text: str) -> str:
-    """Returns the line of the Python exception, or of the Java exception."""
+    if isinstance(error, TimeoutError):
+        return "the tasks of the Spark job do not end."
+    if is_cancelled(error):
+        return "the Spark job was cancelled."
     of_python = re.search(r"^\w+(?:Error|Exception): .+", text, re.MULTILINE)
     of_java = re.search(r"(?<=^: ).+", text, re.MULTILINE)
     found = of_python or of_java
-    return found[0] if found else text.strip().partition("\n")[0]
+    line = found[0] if found else text.strip().partition("\n")[0]
+    return f"the Spark job has failed: {line}"

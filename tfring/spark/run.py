@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from tfring.launcher.launcher_process import Outcome, Rendezvous, Ticket
@@ -17,10 +19,11 @@ from tfring.launcher.placed import (
     start_part,
 )
 from tfring.spark import cluster
+from tfring.spark.cluster import CALLER
 
 _Result = TypeVar("_Result")
 
-_CALLER = "tfring.spark.run"
+_COUNTS = ("num_proc", "min_num_proc", "max_num_proc")
 # How often a task checks whether its executor still lives.
 _LOOK_SECONDS = 0.2
 # How long the launcher has, after an error of Spark, to report the cause.
@@ -109,138 +112,106 @@ def run(
     Reference:
         `horovod.spark.run` of Horovod 0.28.
     """
-    call = pickled_call(_CALLER, fn, args, kwargs)
-    context = cluster.active_context(_CALLER)
+    call = pickled_call(CALLER, fn, args, kwargs)
+    context = cluster.active_context()
     ranks = num_proc or context.defaultParallelism
-    check_counts(
-        _CALLER,
-        ("num_proc", ranks),
-        ("min_num_proc", min_num_proc),
-        ("max_num_proc", max_num_proc),
-    )
-    is_elastic = min_num_proc is not None
-    if not is_elastic:
-        cluster.check_barrier(context, ranks, start_timeout, _CALLER)
-    cluster.warn_unless_authenticated(context, _CALLER)
+    check_counts(CALLER, _COUNTS, ranks, min_num_proc, max_num_proc)
+    if min_num_proc is None:
+        cluster.check_barrier(context, ranks, start_timeout)
+    cluster.warn_unless_authenticated(context)
     rendezvous = Rendezvous(
         ranks,
         min_num_proc,
         max_num_proc,
-        caller=_CALLER,
+        caller=CALLER,
         interface=context.getConf().get("spark.driver.host"),
         timeout_seconds=start_timeout,
         verbose=verbose,
     )
-    stage = _Stage(
-        context,
-        max_num_proc or ranks,
-        _task(rendezvous.ticket, call, dict(env or {}), is_elastic=is_elastic),
-        is_barrier=not is_elastic,
-        on_error=lambda: rendezvous.end(_LAUNCHER_SECONDS),
+    tasks = max_num_proc or ranks
+    rows = context.parallelize(range(tasks), tasks)
+    if min_num_proc is None:
+        rows = rows.barrier()
+    task = functools.partial(
+        _run_part, rendezvous.ticket, call, dict(env or {})
     )
+    tag = f"tfring-{uuid.uuid4().hex}"
+    rows = rows.mapPartitionsWithIndex(task)
+    stage = _submit(context, rows, tag, rendezvous)
     try:
         outcome = rendezvous.follow()
+        return results(_returned(context, stage, outcome), outcome)
     except BaseException:
         rendezvous.stop()
-        stage.cancel()
+        if not stage.done():
+            context.cancelJobsWithTag(tag)
         raise
-    return _results(stage, outcome)
 
 
-def _results(stage: _Stage, outcome: Outcome) -> list[Any]:
-    has_failed = outcome.status != 0
-    stage.join(_TASK_SECONDS if has_failed else _RESULT_SECONDS)
-    # After a cancellation the launcher only knows that ranks were lost.
-    if stage.error is not None and (stage.was_cancelled or not outcome.said):
-        raise cluster.explained(stage.error, stage.context, _CALLER)
-    return results(stage.returned, outcome)
+def _run_part(
+    ticket: Ticket, call: bytes, env: Mapping[str, str], index: int, rows: Any
+) -> Iterator[Returned]:
+    """Runs a rank in a task of Spark, and yields what it has returned."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    part = start_part(
+        ticket,
+        f"{socket.gethostname()}/{task.taskAttemptId()}",
+        call,
+        threads=task.cpus(),
+        environment={**cluster.environment_of(task), **env},
+    )
+    try:
+        # A Python worker survives its executor, and gets another parent.
+        parent = os.getppid()
+        while not part.has_ended(_LOOK_SECONDS):
+            if os.getppid() != parent:
+                return
+        yield from part.returned()
+    finally:
+        part.stop()
 
 
-def _task(
-    ticket: Ticket, call: bytes, env: dict[str, str], *, is_elastic: bool
-) -> Callable[[int, Any], Iterator[Returned]]:
-    """Returns the function of a task, which Spark sends to its executors."""
+def _submit(
+    context: Any, rows: Any, tag: str, rendezvous: Rendezvous
+) -> Future[list[Returned]]:
+    """Submits the stage of the ranks; returns the future of its results.
 
-    def run_part(index: int, rows: Any) -> Iterator[Returned]:
-        from pyspark import BarrierTaskContext, TaskContext
-
-        task = (TaskContext if is_elastic else BarrierTaskContext).get()
-        part = start_part(
-            ticket,
-            cluster.place_of(task),
-            call,
-            threads=task.cpus(),
-            environment={**cluster.environment_of(task), **env},
-        )
-        try:
-            # A Python worker survives its executor, and gets another parent.
-            parent = os.getppid()
-            while not part.has_ended(_LOOK_SECONDS):
-                if os.getppid() != parent:
-                    return
-            yield from part.returned()
-        finally:
-            part.stop()
-
-    return run_part
-
-
-class _Stage:
-    """The stage of the ranks. A thread submits it and waits for its end.
-
-    The main thread must not wait: an interrupt in a call of py4j would break
-    py4j's connection.
-
-    Attributes:
-        returned: What the ranks have returned.
-        error: The error that Spark has raised, or None.
-        was_cancelled: Somebody else has cancelled the Spark job.
+    A thread waits for them, and ends the job if Spark fails. The main thread
+    must not wait, because an interrupt in a call of py4j would break py4j's
+    connection.
     """
+    from pyspark import InheritableThread
 
-    def __init__(
-        self,
-        context: Any,
-        tasks: int,
-        task: Callable[[int, Any], Iterator[Returned]],
-        *,
-        is_barrier: bool,
-        on_error: Callable[[], None],
-    ) -> None:
-        from pyspark import InheritableThread
+    stage: Future[list[Returned]] = Future()
 
-        self.context = context
-        self.returned: list[Returned] = []
-        self.error: Exception | None = None
-        self.was_cancelled = False
-        self._cancels = False
-        self._tag = f"tfring-{uuid.uuid4().hex}"
-        self._on_error = on_error
-        rows = context.parallelize(range(tasks), tasks)
-        rows = rows.barrier() if is_barrier else rows
-        self._rows = rows.mapPartitionsWithIndex(task)
-        self._thread: threading.Thread = InheritableThread(
-            target=self._collect, daemon=True
-        )
-        self._thread.start()
-
-    def _collect(self) -> None:
-        self.context.addJobTag(self._tag)
+    def collect() -> None:
         try:
-            self.returned = self._rows.collect()
+            context.addJobTag(tag)
+            stage.set_result(rows.collect())
         except Exception as error:
-            self.error = error
-            self.was_cancelled = (
-                cluster.is_cancelled(error) and not self._cancels
-            )
-            self._on_error()
+            stage.set_exception(error)
+            rendezvous.end(_LAUNCHER_SECONDS)
 
-    def join(self, seconds: float) -> None:
-        """Waits for the end of the stage, and cancels it if it is late."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            self.cancel()
-            self._thread.join(_TASK_SECONDS)
+    InheritableThread(target=collect, daemon=True).start()
+    return stage
 
-    def cancel(self) -> None:
-        self._cancels = True
-        self.context.cancelJobsWithTag(self._tag)
+
+def _returned(
+    context: Any, stage: Future[list[Returned]], outcome: Outcome
+) -> list[Returned]:
+    """Returns what the ranks have returned, after the end of the job.
+
+    Raises:
+        RuntimeError: Spark has failed, and the launcher does not know why.
+    """
+    has_failed = outcome.status != 0
+    try:
+        return stage.result(_TASK_SECONDS if has_failed else _RESULT_SECONDS)
+    except Exception as error:
+        # After a cancellation the launcher only knows that ranks were lost.
+        if outcome.said and not cluster.is_cancelled(error):
+            return []
+        said = cluster.explanation(error, context)
+        raise RuntimeError(f"{CALLER}: {said}") from error
