@@ -207,7 +207,7 @@ class ParquetBatches(keras.utils.PyDataset):
         # Keras may have several threads.
         with self._lock:
             parts = self._rows(rows.start, rows.stop)
-        # Also one part is copied, because `transform` may change the batch in
+        # Copy even a single part, because `transform` may change the batch in
         # place, and Keras asks for the first batches twice.
         batch = {
             name: np.concatenate([part[name] for part in parts])

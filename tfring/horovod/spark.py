@@ -36,7 +36,7 @@ def run(
     max_num_proc: int | None = None,
     **others: Any,
 ) -> list[Any]:
-    """As `tfring.spark.run`; `stdout` and `stderr` get the ranks' output."""
+    """Calls `tfring.spark.run`; `stdout` and `stderr` get the ranks' output."""
     if unknown := sorted(others.keys() - _UNUSED):
         raise TypeError(f"horovod.spark: there are no arguments {unknown}.")
     if unused := sorted(name for name, value in others.items() if value):
@@ -74,7 +74,7 @@ def run_elastic(
     elastic_timeout: float | None = None,
     **options: Any,
 ) -> list[Any]:
-    """As `run` with `min_num_proc`."""
+    """Calls `run` with `min_num_proc`."""
     return run(
         fn,
         args,
