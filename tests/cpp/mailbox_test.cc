@@ -87,8 +87,7 @@ TEST_F(MailboxTest, AFailedSendIsSeenAtTheNextCollectOrFlush) {
     mailbox.Send(1, Message("lost"));
     // A round of Poll would look at each message that leaves for each peer.
     EXPECT_TRUE(mailbox.Poll(1).ok());
-    const absl::Status status =
-        flush ? mailbox.Flush() : mailbox.Collect();
+    const absl::Status status = flush ? mailbox.Flush() : mailbox.Collect();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   }
 }
