@@ -80,12 +80,14 @@ TEST_F(MailboxTest, FlushWaitsUntilThePeerHasTakenEverything) {
 
 TEST_F(MailboxTest, AFailedSendIsSeenAtTheNextCollectOrFlush) {
   for (const bool flush : {false, true}) {
-    // The message with the length is sent, and the one with the text fails.
+    // A receive is posted, and nothing is sent.
     const auto faulty = MakeFaultyTransport(
-        std::move(MakeInProcessTransports(2)[0]), /*failing_operation=*/1);
+        std::move(MakeInProcessTransports(2)[0]), /*failing_operation=*/2);
     Mailbox mailbox(*faulty);
+    EXPECT_TRUE(mailbox.Poll(1).ok());
     mailbox.Send(1, Message("lost"));
-    // A round of Poll would look at each message that leaves for each peer.
+    // Poll looks at no message on its way out, because there is a Poll for each
+    // peer in every round.
     EXPECT_TRUE(mailbox.Poll(1).ok());
     const absl::Status status = flush ? mailbox.Flush() : mailbox.Collect();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
