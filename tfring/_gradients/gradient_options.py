@@ -14,7 +14,7 @@ from tfring._gradients.local_variables import (
     variable_key,
 )
 from tfring._gradients.powersgd import LowRank
-from tfring._gradients.rounds import Rounds
+from tfring._gradients.rounds import Gossip, Rounds
 from tfring._memory.offload_options import Offload, checked_offload
 from tfring._ops.arguments import check_is_process_set, checked_factor
 from tfring._ops.compression import (
@@ -65,6 +65,12 @@ class GradientOptions:
     shard_states: bool = False
     sync: Rounds | None = None
     within: ProcessSet | None = None
+
+    def argument_without_xla(self) -> str | None:
+        """Returns the argument that does not work under XLA, if one is set."""
+        if self.offload is not None:
+            return "offload"
+        return "sync=Gossip" if isinstance(self.sync, Gossip) else None
 
 
 def gradient_options(

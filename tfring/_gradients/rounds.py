@@ -158,8 +158,8 @@ class Gossip(Rounds):
     the model once to each neighbour, so a slow link delays only its two ends.
     The ranks' weights differ, but stay near their mean, which an exchange does
     not change; `fit` validates and ends with the mean. Use it with very many
-    ranks; `DiLoCo` sends less. It does not run under XLA: compile with
-    `jit_compile=False`.
+    ranks; `DiLoCo` sends less. It does not run under XLA: Keras's
+    `jit_compile="auto"` is False with it.
 
     Args:
         topology: "exponential": in round `k` a rank sends to the rank that is

@@ -7,11 +7,9 @@ hooks.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -70,35 +68,6 @@ def _without_accumulators(optimizer: Any) -> list[Any]:
         for variable in getattr(each, "_accumulated_gradients", ())
     }
     return [v for v in states_of(optimizer) if id(v) not in accumulators]
-
-
-# The functions of the open `distributing` contexts, innermost last.
-_distributes: list[Callable[[Any], Any]] = []
-
-
-@contextmanager
-def distributing(distribute: Callable[[Any], Any]) -> Iterator[None]:
-    """Wraps the optimizers of the models that are loaded inside.
-
-    Keras compiles a model before it builds the optimizer and loads the states,
-    so no rank holds whole states of a sharded optimizer.
-    """
-    _distributes.append(distribute)
-    try:
-        yield
-    finally:
-        _distributes.pop()
-
-
-def compile_model(
-    keras_compile: Callable[..., None], model: Any, *args: Any, **kwargs: Any
-) -> None:
-    """Compiles a model; see `distributing`."""
-    if _distributes and isinstance(
-        kwargs.get("optimizer"), keras.optimizers.Optimizer
-    ):
-        kwargs["optimizer"] = _distributes[-1](kwargs["optimizer"])
-    keras_compile(model, *args, **kwargs)
 
 
 def _is_in_parts(optimizer: Any) -> bool:

@@ -24,6 +24,7 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import epoch_iterator
 
 from tfring._keras import (
+    compiling,
     epochs,
     files,
     fit,
@@ -60,6 +61,7 @@ def _owner_of(function: str) -> Any:
 
 _AGREEMENT = "the agreement of ranks in fit"
 _WARNING = "the warning to ranks that train apart"
+_COMPILER = "the choice of XLA, and loading"
 _SCALES = "loss scales"
 _ACCUMULATION = "backward_passes_per_step"
 _SHARES = "shard_states"
@@ -80,8 +82,8 @@ HOOKS = (
     Hook(_TRAINER, "fit", "self x", _AGREEMENT, fit.fit),
     Hook(_CALLBACKS, "on_train_begin", "self logs", _AGREEMENT,
          fit.on_train_begin),
-    Hook(_owner_of("compile"), "compile", "self optimizer", _FILES,
-         files.compile_model),
+    Hook(_owner_of("compile"), "compile", "self optimizer", _COMPILER,
+         compiling.compile_model),
     Hook(_TRAINER, "make_train_function", "self", _WARNING,
          models.make_train_function),
     Hook(_TRAINER, "make_test_function", "self", "tfring.global_mean",

@@ -84,8 +84,7 @@ def offload_step(
     if traced_for_xla():
         raise NotImplementedError(
             f"{function}: offload= does nothing under XLA, which plans all "
-            "memory of a step itself. Trace with jit_compile=False; where "
-            "there is a GPU, Keras's compile chooses XLA unless it is told so."
+            "memory of a step itself. Trace with jit_compile=False."
         )
     if not graph.building_function or any(
         operation.type == "NextIteration"

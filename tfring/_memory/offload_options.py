@@ -114,7 +114,7 @@ class Offload:
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.SGD(0.01), offload=tfring.Offload("conv")
     )
-    model.compile(optimizer, "mse", jit_compile=False)
+    model.compile(optimizer, "mse")
     ```
 
     Reference:

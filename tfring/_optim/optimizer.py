@@ -113,8 +113,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             `PartialDistributedOptimizer`, are divided by the number of ranks.
         offload: Which feature maps are moved to the host's memory until
             backpropagation needs them, so that larger models and batches fit.
-            This does not work under XLA: compile with `jit_compile=False`.
-            Default: no feature maps.
+            This does not work under XLA: Keras's `jit_compile="auto"` is False
+            with it. Default: no feature maps.
         shard_states: If true, each rank keeps `1 / size()` of the optimizer's
             variables, such as momenta, and of the averaged gradients (ZeRO-2).
             Gradients are reduce-scattered, each rank updates its share, and the

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tfring._keras.files import distributing
+from tfring._keras.compiling import distributing
 from tfring._ops.compression import AnyCompression, Compression
 from tfring._optim.optimizer import DistributedOptimizer
 from tfring._state.optimizers import distributed_optimizers
