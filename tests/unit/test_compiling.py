@@ -65,6 +65,12 @@ def test_others_are_compiled_by_xla(optimizer):
     assert not compiled(optimizer and optimizer(), run_eagerly=True).jit_compile
 
 
+def test_a_model_may_have_no_optimizer():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(None, "mse")
+    assert model.jit_compile
+
+
 def test_a_loaded_model_is_compiled_without_xla(tmp_path):
     """The file says that its model was compiled by XLA."""
     compiled().save(tmp_path / "model.keras")

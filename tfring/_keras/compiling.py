@@ -49,12 +49,14 @@ def compile_model(
     if distribute and isinstance(optimizer, keras.optimizers.Optimizer):
         kwargs["optimizer"] = distribute(optimizer)
     keras_compile(model, *args, **kwargs)
+    if model.optimizer is None or not model.jit_compile:
+        return
     without_xla = [
         argument
         for each in distributed_optimizers(model.optimizer)
         if (argument := each._tfring_options.argument_without_xla())
     ]
-    if not (without_xla and model.jit_compile):
+    if not without_xla:
         return
     bound = inspect.signature(keras_compile).bind(model, *args, **kwargs)
     # A file has what Keras chose, or was told, when the model was compiled.
