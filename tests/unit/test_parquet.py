@@ -67,6 +67,17 @@ def test_without_shuffle_it_is_the_order_of_the_files(folder):
     assert batch["name"].tolist() == [f"row {n}" for n in range(10, 15)]
 
 
+def test_without_shuffle_no_row_group_is_copied(folder, monkeypatch):
+    files = parquet_rows._Files(folder, None)
+    group = {"row": np.arange(4)}
+    monkeypatch.setattr(files, "read", lambda number: group)
+    for seed, is_shared in (None, True), (0, False):
+        batches = parquet_rows.ParquetBatches(files, range(4), 2, seed, None)
+        read = batches._read(0)["row"]
+        assert np.shares_memory(read, group["row"]) == is_shared
+        assert sorted(read) == [0, 1, 2, 3]
+
+
 def test_a_transform_may_change_a_batch_in_place(folder):
     def negated(row):
         return np.negative(row["row"], out=row["row"])

@@ -102,28 +102,10 @@ def gradient_options(
     """
     check_is_process_set(function, process_set)
     process_set.size()  # Raises if the set is not part of the job.
-    if not isinstance(op, ReduceOp):
-        raise TypeError(
-            f"{function}: op must be tfring.Average, tfring.Sum or "
-            f"tfring.Adasum, got {op!r}."
-        )
-    if op not in (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum):
-        raise ValueError(
-            f"{function}: gradients can be reduced with op=tfring.Average, "
-            f"tfring.Sum or tfring.Adasum, got {op.name}."
-        )
-    predivide_factor = checked_factor(function, gradient_predivide_factor)
-    if not (math.isfinite(predivide_factor) and predivide_factor > 0):
-        raise ValueError(
-            f"{function}: gradient_predivide_factor must be above 0 and "
-            f"finite, got {predivide_factor}."
-        )
-    if predivide_factor != 1 and op is not ReduceOp.Average:
-        raise ValueError(
-            f"{function}: gradient_predivide_factor splits the division of an "
-            f"average, and op is {op.name}. Use op=tfring.Average, or divide "
-            "the loss."
-        )
+    _check_op(function, op)
+    predivide_factor = _checked_predivide_factor(
+        function, gradient_predivide_factor, op
+    )
     low_rank = None
     if isinstance(compression, PowerSGD):
         if op is ReduceOp.Adasum:
@@ -149,6 +131,37 @@ def gradient_options(
         offload=checked_offload(function, offload),
         shard_states=shard_states,
     )
+
+
+def _check_op(function: str, op: Any) -> None:
+    if not isinstance(op, ReduceOp):
+        raise TypeError(
+            f"{function}: op must be tfring.Average, tfring.Sum or "
+            f"tfring.Adasum, got {op!r}."
+        )
+    if op not in (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum):
+        raise ValueError(
+            f"{function}: gradients can be reduced with op=tfring.Average, "
+            f"tfring.Sum or tfring.Adasum, got {op.name}."
+        )
+
+
+def _checked_predivide_factor(
+    function: str, factor: Any, op: ReduceOp
+) -> float:
+    predivide_factor = checked_factor(function, factor)
+    if not (math.isfinite(predivide_factor) and predivide_factor > 0):
+        raise ValueError(
+            f"{function}: gradient_predivide_factor must be above 0 and "
+            f"finite, got {predivide_factor}."
+        )
+    if predivide_factor != 1 and op is not ReduceOp.Average:
+        raise ValueError(
+            f"{function}: gradient_predivide_factor splits the division of an "
+            f"average, and op is {op.name}. Use op=tfring.Average, or divide "
+            "the loss."
+        )
+    return predivide_factor
 
 
 def _checked_groups(

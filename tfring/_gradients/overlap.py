@@ -115,7 +115,9 @@ class Backpropagation:
                     continue
                 key = inputs[i].name, number
                 if key not in after:
-                    after[key] = _after_start(inputs[i], starts[number - 1])
+                    after[key] = chains.after_start(
+                        inputs[i], starts[number - 1]
+                    )
                 # The function is private, but TensorFlow's own control flow
                 # uses it.
                 operation._update_input(i, after[key])
@@ -179,10 +181,3 @@ class Backpropagation:
         return lambda first, then: bool(
             before.get(then.name, 0) & bit_of[first.name]
         )
-
-
-def _after_start(tensor: tf.Tensor, start: Started) -> tf.Tensor:
-    """Returns the tensor, available once the start has run."""
-    # It runs on the tensor's device, and depends on nothing else.
-    with tf.control_dependencies(None), tf.device(tensor.device or None):
-        return chains.after_start(tensor, start)

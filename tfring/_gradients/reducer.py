@@ -221,8 +221,12 @@ def _prepare(
         name,
         Kind.INTEGERS if apart else Kind.DENSE,
         value,
-        lambda reduced: decompress(
-            "gradients", compression, reduced, context, tensor.dtype
+        functools.partial(
+            decompress,
+            "gradients",
+            compression,
+            context=context,
+            dtype=tensor.dtype,
         ),
     )
 

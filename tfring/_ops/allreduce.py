@@ -10,6 +10,7 @@ sent which value. The job may continue afterwards.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -33,7 +34,6 @@ from tfring._ops.autograph import not_converted
 from tfring._ops.chains import (
     allreduce_now,
     allreduce_request,
-    finish,
     start_allreduce,
 )
 from tfring._ops.compression import (
@@ -44,9 +44,8 @@ from tfring._ops.compression import (
     split_engine_cast,
 )
 from tfring._ops.devices import checked_device, on_device
-from tfring._ops.groups import in_order, requests_of
 from tfring._ops.integer_averages import Reduction
-from tfring._ops.ordering import is_eager_tensor, traced_for_xla
+from tfring._ops.ordering import Started, is_eager_tensor, traced_for_xla
 from tfring._ops.reductions import SUPPORTED_DTYPES, ReduceOp
 from tfring._ops.slices import checked_slices, finish_slices, start_slices
 
@@ -136,65 +135,33 @@ def allreduce(
     ```
     """
     if average is None and is_eager_tensor(tensor):
-        try:
-            request = _nameless_request(
-                tensor.dtype,
-                device_dense,
-                device_sparse,
-                compression,  # type: ignore[arg-type]
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                process_set.process_set_id,
-                runtime.job_number(),
-            )
-        except (AttributeError, TypeError):
-            # A compressor may be unhashable, and an argument may be invalid.
-            request = None
+        request = _eager_request(
+            tensor.dtype,
+            process_set,
+            device_dense,
+            device_sparse,
+            compression,
+            op,
+            prescale_factor,
+            postscale_factor,
+        )
         if request is not None:
             if name is not None:
                 request += checked_name("allreduce", name, ignore_name_scope)
             return allreduce_now(tensor, request)
-    check_process_set("allreduce", process_set)
-    checked_device("allreduce", "device_dense", device_dense)
-    checked_device("allreduce", "device_sparse", device_sparse)
-    op = checked_op("allreduce", op, average)
-    prescale_factor = checked_factor("allreduce", prescale_factor)
-    postscale_factor = checked_factor("allreduce", postscale_factor)
-    compression = checked_compression("allreduce", compression, process_set)
-    if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
-        tensor = checked_slices("allreduce", tensor, op)
-        name = checked_name("allreduce", name, ignore_name_scope, process_set)
-        with on_device(device_sparse):
-            [result] = finish_slices(
-                start_slices(
-                    "allreduce",
-                    [tensor],
-                    op=op,
-                    factor=prescale_factor * postscale_factor,
-                    compression=compression,
-                    process_set=process_set,
-                    name=name,
-                    tensor_names=[name],
-                )
-            )
-        return result
-    with on_device(device_dense):
-        tensor = checked_tensor("allreduce", tensor)
-        check_reduction("allreduce", op, tensor.dtype)
-        name = checked_name("allreduce", name, ignore_name_scope, process_set)
-        [result] = _allreduce_tensors(
-            "allreduce",
-            [tensor],
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            compression=compression,
-            process_set=process_set,
-            name=name,
-            tensor_names=[name],
-        )
+    arguments = _Arguments(
+        "allreduce",
+        checked_op("allreduce", op, average),
+        prescale_factor,
+        postscale_factor,
+        compression,
+        process_set,
+        device_dense,
+        device_sparse,
+    )
+    tensor = arguments.checked_tensor(tensor)
+    name = checked_name("allreduce", name, ignore_name_scope, process_set)
+    [result] = arguments.reduce([tensor], name, [name])
     return result
 
 
@@ -208,16 +175,16 @@ def allreduce(
 # The cache is typed, because Decimal(2) equals 2.0 and is no valid factor.
 @functools.lru_cache(maxsize=1000, typed=True)
 def _nameless_request(
+    process_set_id: int | None,
+    job: int,
     dtype: tf.DType,
+    process_set: ProcessSet,
     device_dense: str,
     device_sparse: str,
     compression: AnyCompressor,
     op: ReduceOp | None,
     prescale_factor: float,
     postscale_factor: float,
-    process_set: ProcessSet,
-    process_set_id: int | None,
-    job: int,
 ) -> str | None:
     """Returns the request, without a name, of an allreduce of one operation.
 
@@ -244,6 +211,23 @@ def _nameless_request(
     return allreduce_request(
         op, prescale_factor, postscale_factor, wire_dtype(dtype), process_set
     )
+
+
+def _eager_request(
+    dtype: tf.DType, process_set: ProcessSet, *others: Any
+) -> str | None:
+    """Returns `_nameless_request` for the process set and job as they are."""
+    try:
+        return _nameless_request(
+            process_set.process_set_id,
+            runtime.job_number(),
+            dtype,
+            process_set,
+            *others,
+        )
+    except (AttributeError, TypeError):
+        # A compressor may be unhashable, and an argument may be invalid.
+        return None
 
 
 @not_converted
@@ -284,110 +268,127 @@ def grouped_allreduce(
     assert count == 32 * tfring.size()
     ```
     """
-    function = "grouped_allreduce"
-    check_process_set(function, process_set)
-    checked_device(function, "device_dense", device_dense)
-    checked_device(function, "device_sparse", device_sparse)
-    op = checked_op(function, op, average)
-    tensors = checked_tensors(function, tensors)
-    prescale_factor = checked_factor(function, prescale_factor)
-    postscale_factor = checked_factor(function, postscale_factor)
-    compression = checked_compression(function, compression, process_set)
-    dense, sparse = [], []
-    with on_device(device_dense):
-        for i, tensor in enumerate(tensors):
-            if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
-                tensors[i] = checked_slices(function, tensor, op)
-                sparse.append(i)
-            else:
-                tensors[i] = checked_tensor(function, tensor)
-                check_reduction(function, op, tensors[i].dtype)
-                dense.append(i)
+    arguments = _Arguments(
+        "grouped_allreduce",
+        checked_op("grouped_allreduce", op, average),
+        prescale_factor,
+        postscale_factor,
+        compression,
+        process_set,
+        device_dense,
+        device_sparse,
+    )
+    tensors = [
+        arguments.checked_tensor(tensor)
+        for tensor in checked_tensors("grouped_allreduce", tensors)
+    ]
     if not tensors:
         return []
     name = checked_name("allreduce", name, ignore_name_scope, process_set)
-    results = list(tensors)
-    if dense:
-        with on_device(device_dense):
-            reduced = _allreduce_tensors(
-                function,
-                [tensors[i] for i in dense],
-                op=op,
-                prescale_factor=prescale_factor,
-                postscale_factor=postscale_factor,
-                compression=compression,
-                process_set=process_set,
-                name=name,
-                tensor_names=[f"tensor {i}" for i in dense],
+    sparse = [
+        i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)
+    ]
+    dense = [i for i in range(len(tensors)) if i not in sparse]
+    results: dict[int, Any] = {}
+    for indices, request_name in (
+        (dense, name),
+        (sparse, f"{name}/slices" if name else ""),
+    ):
+        if indices:
+            reduced = arguments.reduce(
+                [tensors[i] for i in indices],
+                request_name,
+                [f"tensor {i}" for i in indices],
             )
-        for i, result in zip(dense, reduced, strict=True):
-            results[i] = result
-    if sparse:
-        with on_device(device_sparse):
-            slices = finish_slices(
+            results |= zip(indices, reduced, strict=True)
+    return [results[i] for i in range(len(tensors))]
+
+
+@dataclasses.dataclass
+class _Arguments:
+    """The arguments of an allreduce besides tensors and names, checked."""
+
+    function: str
+    op: ReduceOp
+    prescale_factor: float
+    postscale_factor: float
+    compression: AnyCompressor
+    process_set: ProcessSet
+    device_dense: str
+    device_sparse: str
+
+    def __post_init__(self) -> None:
+        check_process_set(self.function, self.process_set)
+        for argument in "device_dense", "device_sparse":
+            checked_device(self.function, argument, getattr(self, argument))
+        self.prescale_factor = checked_factor(
+            self.function, self.prescale_factor
+        )
+        self.postscale_factor = checked_factor(
+            self.function, self.postscale_factor
+        )
+        self.compression = checked_compression(
+            self.function, self.compression, self.process_set
+        )
+
+    def checked_tensor(self, value: Any) -> Any:
+        """Returns a tensor or, outside of XLA, `tf.IndexedSlices`."""
+        if isinstance(value, tf.IndexedSlices) and not traced_for_xla():
+            return checked_slices(self.function, value, self.op)
+        with on_device(self.device_dense):
+            tensor = checked_tensor(self.function, value)
+        check_reduction(self.function, self.op, tensor.dtype)
+        return tensor
+
+    def reduce(
+        self, tensors: Sequence[Any], name: str, tensor_names: Sequence[str]
+    ) -> list[Any]:
+        """Reduces either tensors or `tf.IndexedSlices`."""
+        if not isinstance(tensors[0], tf.IndexedSlices):
+            with on_device(self.device_dense):
+                return self._reduce_tensors(tensors, name, tensor_names)
+        with on_device(self.device_sparse):
+            return finish_slices(
                 start_slices(
-                    function,
-                    [tensors[i] for i in sparse],
-                    op=op,
-                    factor=prescale_factor * postscale_factor,
-                    compression=compression,
-                    process_set=process_set,
-                    name=f"{name}/slices" if name else "",
-                    tensor_names=[f"tensor {i}" for i in sparse],
+                    self.function,
+                    tensors,
+                    op=self.op,
+                    factor=self.prescale_factor * self.postscale_factor,
+                    compression=self.compression,
+                    process_set=self.process_set,
+                    name=name,
+                    tensor_names=tensor_names,
                 )
             )
-        for i, result in zip(sparse, slices, strict=True):
-            results[i] = result
-    return results
 
+    def _reduce_tensors(
+        self,
+        tensors: Sequence[tf.Tensor],
+        name: str,
+        tensor_names: Sequence[str],
+    ) -> list[tf.Tensor]:
+        compression, wire_dtype = split_engine_cast(self.compression, self.op)
+        compressed = [compress(self.function, compression, t) for t in tensors]
+        for travels, _ in compressed:
+            check_reduction(self.function, self.op, travels.dtype)
+        reduction = Reduction(
+            self.op,
+            self.prescale_factor,
+            self.postscale_factor,
+            [travels for travels, _ in compressed],
+            tensor_names,
+        )
 
-def _allreduce_tensors(
-    function: str,
-    tensors: Sequence[tf.Tensor],
-    *,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    compression: AnyCompressor,
-    process_set: ProcessSet,
-    name: str,
-    tensor_names: Sequence[str],
-) -> list[tf.Tensor]:
-    compression, wire_dtype = split_engine_cast(compression, op)
-    compressed = [compress(function, compression, t) for t in tensors]
-    for travels, _ in compressed:
-        check_reduction(function, op, travels.dtype)
-    reduction = Reduction(
-        op,
-        prescale_factor,
-        postscale_factor,
-        [travels for travels, _ in compressed],
-        tensor_names,
-    )
-    started = None
-    in_flight = []
-    for request in requests_of(reduction.tensors, name, reduction.names):
-        dtype = request.tensors[0].dtype
-        engine_op, prescale_factor, postscale_factor = reduction.of(dtype)
-        started = start_allreduce(
-            request.tensors,
-            request_name=request.request_name,
-            tensor_names=request.tensor_names,
-            previous=started,
-            process_set=process_set,
-            op=engine_op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            wire_dtype=wire_dtype(dtype),
-            last=request.last,
-        )
-        in_flight.append((request, started))
-    reduced = in_order(
-        [(request, finish(started)) for request, started in in_flight]
-    )
-    return [
-        decompress(function, compression, result, context, tensor.dtype)
-        for tensor, result, (_, context) in zip(
-            tensors, reduction.results(reduced), compressed, strict=True
-        )
-    ]
+        def start(tensors: Sequence[tf.Tensor], **others: Any) -> Started:
+            dtype = wire_dtype(tensors[0].dtype)
+            return start_allreduce(tensors, wire_dtype=dtype, **others)
+
+        results = reduction.run(start, name, self.process_set)
+        return [
+            decompress(
+                self.function, compression, result, context, tensor.dtype
+            )
+            for tensor, result, (_, context) in zip(
+                tensors, results, compressed, strict=True
+            )
+        ]

@@ -17,12 +17,12 @@ import tensorflow as tf
 from tfring._core import native
 from tfring._core.process_sets import ProcessSet, checked_id, global_process_set
 from tfring._ops.ordering import (
+    Chain,
     Started,
-    add_to_chain,
-    count_eager_start,
+    count_start,
     handle_before,
+    inputs_of_done,
     keep_done,
-    newest_handle,
     traced_for_xla,
 )
 from tfring._ops.reductions import ReduceOp
@@ -90,11 +90,11 @@ def start_allreduce(
     bfloat16, before they are scaled and reduced, and back afterwards. Adasum
     does not cast. By default nothing is cast.
     """
-    return _start_reduction(
+    return _start(
         native.ops().tfring_allreduce_start,
         x=tensors,
         wire_dtype=wire_dtype or tensors[0].dtype,
-        **reduction,
+        **_attributes(**reduction),
     )
 
 
@@ -104,7 +104,7 @@ def allreduce_now(tensor: tf.Tensor, request: str) -> tf.Tensor:
     It takes one operation in place of a start and a done. `request` is the text
     of `allreduce_request`, followed by the name, if there is one.
     """
-    count_eager_start()
+    count_start()
     return native.ops().tfring_allreduce(x=tensor, request=request)
 
 
@@ -116,8 +116,8 @@ def allreduce_request(
     process_set: ProcessSet,
 ) -> str:
     """Returns the request of `allreduce_now`; see `ReadAllreduce` in C++."""
-    reduction = _reduction_attributes(op, prescale_factor, postscale_factor)
-    words = (*reduction.values(), wire_dtype.name, checked_id(process_set), "")
+    reduction = _attributes(op, prescale_factor, postscale_factor).values()
+    words = (*reduction, wire_dtype.name, checked_id(process_set), "")
     return " ".join(map(str, words))
 
 
@@ -151,7 +151,7 @@ def start_reducescatter(
         "differ between ranks.",
     )
     operation = native.ops().tfring_reducescatter_start
-    return _start_reduction(operation, x=tensors, **reduction)
+    return _start(operation, x=tensors, **_attributes(**reduction))
 
 
 def start_scatter_in_place(
@@ -164,7 +164,7 @@ def start_scatter_in_place(
     the rest. All shapes are static, so that it can be traced for XLA.
     """
     operation = native.ops().tfring_scatter_in_place_start
-    return _start_reduction(operation, x=tensors, **reduction)
+    return _start(operation, x=tensors, **_attributes(**reduction))
 
 
 def start_gather_in_place(
@@ -207,14 +207,18 @@ def start_gather_shares(
 
 def finish(started: Started) -> list[tf.Tensor]:
     """Returns the results of one of the starts above."""
-    done = _done(native.ops().tfring_done, started, buf=started.tensors)
+    done = native.ops().tfring_done(
+        buf=started.tensors, **inputs_of_done(started)
+    )
     keep_done(done.ended)
     return list(done.y)
 
 
 def after_start(tensor: tf.Tensor, started: Started) -> tf.Tensor:
     """Returns a tensor of floats unchanged, once a start has run."""
-    return native.ops().tfring_after_start(x=tensor, handle=started.handle)
+    # It runs on the tensor's device, and depends on nothing else.
+    with tf.control_dependencies(None), tf.device(tensor.device or None):
+        return native.ops().tfring_after_start(x=tensor, handle=started.handle)
 
 
 def start_allgather(
@@ -258,7 +262,7 @@ def barrier(request_name: str, process_set: ProcessSet) -> Any:
         request_name=request_name,
         process_set=process_set,
     )
-    return _done(native.ops().tfring_barrier_done, started)
+    return native.ops().tfring_barrier_done(**inputs_of_done(started))
 
 
 def join() -> tf.Tensor:
@@ -266,31 +270,24 @@ def join() -> tf.Tensor:
     _refuse_xla("join", _NO_ORDER)
     operation = native.ops().tfring_join_start
     started = _start(operation, request_name="join")
-    return _done(native.ops().tfring_join_done, started)
+    return native.ops().tfring_join_done(**inputs_of_done(started))
 
 
-def _reduction_attributes(
-    op: ReduceOp, prescale_factor: float, postscale_factor: float
-) -> Attributes:
+def _attributes(
+    op: ReduceOp,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    **others: Any,
+) -> dict[str, Any]:
+    """Returns the arguments of `_start` for those of a `Reduction`."""
     return {
         "reduce_op": op.value,
         # As text, the attribute keeps all 64 bits; see `DoubleAttribute` in
         # tf/request.cc.
         "prescale_factor": repr(float(prescale_factor)),
         "postscale_factor": repr(float(postscale_factor)),
+        **others,
     }
-
-
-def _start_reduction(
-    operation: Callable[..., Any],
-    *,
-    op: ReduceOp,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    **others: Any,
-) -> Started:
-    reduction = _reduction_attributes(op, prescale_factor, postscale_factor)
-    return _start(operation, **reduction, **others)
 
 
 def _start(
@@ -303,33 +300,29 @@ def _start(
     **own: Any,
 ) -> Started:
     """Calls the operation of a start; `own` are inputs that only it has."""
+    process_set_id = checked_id(process_set)
     result = operation(
         prev=handle_before(previous),
         request_name=request_name,
-        process_set_id=checked_id(process_set),
+        process_set_id=process_set_id,
         **own,
     )
     # A start in place also returns its buffers.
     tensors, handle = (
         result if isinstance(result, tuple) else (own.get("x", ()), result)
     )
-    return add_to_chain(
-        handle, request_name, tensors, process_set, previous, last=last
-    )
-
-
-def _done(operation: Callable[..., Any], started: Started, **own: Any) -> Any:
-    """Calls the operation of a done; `own` are inputs that only it has."""
-    return operation(handle=started.handle, last=newest_handle(started), **own)
+    count_start()
+    chain = Chain() if previous is None else previous.chain
+    chain.add(handle, last=last)
+    return Started(handle, chain, process_set_id, request_name, tensors)
 
 
 def _done_of_rows(operation: Callable[..., Any], started: Started) -> Any:
-    return _done(
-        operation,
-        started,
+    return operation(
         x=started.tensors,
         request_name=started.request_name,
         process_set_id=started.process_set_id,
+        **inputs_of_done(started),
     )
 
 

@@ -10,11 +10,15 @@ joined. Integers are averaged rarely, and their bytes matter little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfring._core.process_sets import ProcessSet
+from tfring._ops.chains import finish
+from tfring._ops.groups import in_order, requests_of
+from tfring._ops.ordering import Started
 from tfring._ops.reductions import ReduceOp
 
 _LOWER = 0xFFFFFFFF
@@ -47,29 +51,54 @@ class Reduction:
         # The number of tensors that each tensor is sent as.
         self._counts: list[int] = []
         # The tensors that are sent.
-        self.tensors: list[tf.Tensor] = []
-        self.names: list[str] = []
+        self._tensors: list[tf.Tensor] = []
+        self._names: list[str] = []
         for tensor, name in zip(tensors, names, strict=True):
-            before = len(self.tensors)
+            before = len(self._tensors)
             if self._is_integer_average(tensor.dtype):
-                self.tensors += summands(_scaled(tensor, prescale_factor))
-                self.names += _summand_names(tensor.dtype, name)
+                self._tensors += summands(_scaled(tensor, prescale_factor))
+                self._names += _summand_names(tensor.dtype, name)
                 if rank_count is None:
-                    self.tensors.append(tf.constant(1, tf.int64))
-                    self.names.append("number of ranks")
+                    self._tensors.append(tf.constant(1, tf.int64))
+                    self._names.append("number of ranks")
             else:
-                self.tensors.append(tensor)
-                self.names.append(name)
-            self._counts.append(len(self.tensors) - before)
+                self._tensors.append(tensor)
+                self._names.append(name)
+            self._counts.append(len(self._tensors) - before)
 
-    def of(self, dtype: tf.DType) -> tuple[ReduceOp, float, float]:
-        """Returns the op and the factors for tensors sent as `dtype`."""
-        if self._is_integer_average(dtype):
-            return ReduceOp.Sum, 1.0, 1.0
-        return self._op, *self._factors
+    def run(
+        self, start: Callable[..., Started], name: str, process_set: ProcessSet
+    ) -> list[tf.Tensor]:
+        """Returns the group's results, by one chain with a start per dtype.
 
-    def results(self, reduced: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the group's results from the reduced `self.tensors`."""
+        Args:
+            start: A start of a reduction; see `chains.Reduction`.
+            name: The first request's name; see `requests_of`.
+            process_set: The ranks that take part.
+        """
+        started: Started | None = None
+        in_flight = []
+        for request in requests_of(self._tensors, name, self._names):
+            is_sum = self._is_integer_average(request.tensors[0].dtype)
+            prescale, postscale = (1.0, 1.0) if is_sum else self._factors
+            started = start(
+                request.tensors,
+                request_name=request.request_name,
+                tensor_names=request.tensor_names,
+                previous=started,
+                process_set=process_set,
+                op=ReduceOp.Sum if is_sum else self._op,
+                prescale_factor=prescale,
+                postscale_factor=postscale,
+                last=request.last,
+            )
+            in_flight.append((request, started))
+        return self._results(
+            in_order([(request, finish(each)) for request, each in in_flight])
+        )
+
+    def _results(self, reduced: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the group's results from the reduced `self._tensors`."""
         results = []
         left = iter(reduced)
         for dtype, count in zip(self._dtypes, self._counts, strict=True):

@@ -41,9 +41,17 @@ _starts = 0
 
 
 @dataclasses.dataclass(slots=True)
-class _Chain:
+class Chain:
+    """A chain: its newest start, and whether another may follow."""
+
     newest_handle: tf.Tensor | None = None
     open: bool = True
+
+    def add(self, handle: tf.Tensor, *, last: bool) -> None:
+        """Adds the start that gave `handle`; `last` if it ends the chain."""
+        assert self.open, "a start after the last of its chain"
+        self.newest_handle = handle
+        self.open = not last
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,7 +59,7 @@ class Started:
     """A start: what its done and the next start of its chain need."""
 
     handle: tf.Tensor
-    chain: _Chain
+    chain: Chain
     process_set_id: int
     request_name: str
     # The buffers of a start in place, which must not be read; otherwise the
@@ -88,28 +96,8 @@ def _no_handle() -> tf.Tensor:
         return tf.constant(0, tf.int64)
 
 
-def add_to_chain(
-    handle: tf.Tensor,
-    request_name: str,
-    tensors: Sequence[tf.Tensor],
-    process_set: ProcessSet,
-    previous: Started | None,
-    *,
-    last: bool,
-) -> Started:
-    """Returns the start that gave `handle`; `last` if it ends its chain."""
-    global _starts
-    _starts += 1
-    chain = _Chain() if previous is None else previous.chain
-    assert chain.open, "a start after the last of its chain"
-    chain.newest_handle = handle
-    chain.open = not last
-    process_set_id = checked_id(process_set)
-    return Started(handle, chain, process_set_id, request_name, tensors)
-
-
-def count_eager_start() -> None:
-    """Counts a start while no function is being traced."""
+def count_start() -> None:
+    """Counts a start that is traced, or run eagerly."""
     global _starts
     _starts += 1
 
@@ -119,14 +107,14 @@ def count_of_starts() -> int:
     return _starts
 
 
-def newest_handle(started: Started) -> tf.Tensor:
-    """Returns the input `last` of a done: its chain's newest handle."""
+def inputs_of_done(started: Started) -> dict[str, tf.Tensor]:
+    """Returns the handles of a done: its start's, and its chain's newest."""
     newest = started.chain.newest_handle
     # The next start of the chain takes this handle, which a done would end.
     assert not started.chain.open or newest is not started.handle, (
         "a done before the start after its own; see Note [Windows]"
     )
-    return newest
+    return {"handle": started.handle, "last": newest}
 
 
 def keep_done(ended: tf.Tensor) -> None:

@@ -21,7 +21,7 @@ from tfring._ops.arguments import (
     checked_tensors,
 )
 from tfring._ops.autograph import not_converted
-from tfring._ops.chains import finish, start_reducescatter
+from tfring._ops.chains import start_reducescatter
 from tfring._ops.compression import (
     AnyCompressor,
     Compression,
@@ -29,7 +29,6 @@ from tfring._ops.compression import (
     decompress,
 )
 from tfring._ops.devices import checked_device, on_device
-from tfring._ops.groups import in_order, requests_of
 from tfring._ops.integer_averages import Reduction
 from tfring._ops.reductions import ReduceOp
 
@@ -193,27 +192,7 @@ def _scatter(
         # reducescatter fails once a rank has joined.
         rank_count=process_set.size(),
     )
-    started = None
-    in_flight = []
-    for request in requests_of(reduction.tensors, name, reduction.names):
-        engine_op, prescale_factor, postscale_factor = reduction.of(
-            request.tensors[0].dtype
-        )
-        started = start_reducescatter(
-            request.tensors,
-            request_name=request.request_name,
-            tensor_names=request.tensor_names,
-            previous=started,
-            process_set=process_set,
-            op=engine_op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            last=request.last,
-        )
-        in_flight.append((request, started))
-    reduced = in_order(
-        [(request, finish(started)) for request, started in in_flight]
-    )
+    results = reduction.run(start_reducescatter, name, process_set)
     return [
         _with_known_rows(
             decompress(function, compression, result, context, tensor.dtype),
@@ -221,7 +200,7 @@ def _scatter(
             process_set,
         )
         for result, (_, context), tensor in zip(
-            reduction.results(reduced), compressed, tensors, strict=True
+            results, compressed, tensors, strict=True
         )
     ]
 

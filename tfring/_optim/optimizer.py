@@ -166,21 +166,14 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     model.compile(tfring.DistributedOptimizer(optimizer), "mse")
     ```
     """
-    optimizer = checked_optimizer(
-        optimizer,
-        is_of_keras3_alone=offload is not None
-        or shard_states
-        or sync is not None
-        or isinstance(compression, PowerSGD),
-    )
-    if use_locking and not is_v1(optimizer):
-        raise ValueError(
-            "DistributedOptimizer: use_locking=True is for TensorFlow 1's "
-            "optimizers; those of Keras update variables without locks. "
-            "Leave it out."
-        )
-    options = gradient_options(
+    return _wrapped(
         "DistributedOptimizer",
+        optimizer,
+        name=name,
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        use_locking=use_locking,
+        sync=sync,
         device_dense=device_dense,
         device_sparse=device_sparse,
         compression=compression,
@@ -193,18 +186,6 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         scale_local_gradients=scale_local_gradients,
         offload=offload,
         shard_states=shard_states,
-    )
-    if shard_states:
-        check_can_be_sharded(optimizer, options)
-    if sync is not None:
-        options = with_rounds(options, sync)
-    return distributed(
-        optimizer,
-        options,
-        name=name,
-        passes=backward_passes_per_step,
-        average_passes=average_aggregated_gradients,
-        use_locking=use_locking,
     )
 
 
@@ -256,13 +237,12 @@ def PartialDistributedOptimizer(  # noqa: N802
     model.compile(optimizer, "mse")
     ```
     """
-    optimizer = checked_optimizer(
-        optimizer,
-        is_of_keras3_alone=offload is not None
-        or isinstance(compression, PowerSGD),
-    )
-    options = gradient_options(
+    return _wrapped(
         "PartialDistributedOptimizer",
+        optimizer,
+        name=name,
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
         device_dense=device_dense,
         device_sparse=device_sparse,
         compression=compression,
@@ -276,10 +256,43 @@ def PartialDistributedOptimizer(  # noqa: N802
         local_layers=local_layers,
         offload=offload,
     )
+
+
+def _wrapped(
+    function: str,
+    optimizer: Any,
+    *,
+    name: str | None,
+    passes: int,
+    average_passes: bool,
+    use_locking: bool = False,
+    sync: Rounds | None = None,
+    **arguments: Any,
+) -> Any:
+    """Wraps an optimizer; `arguments` are those of `gradient_options`."""
+    optimizer = checked_optimizer(
+        optimizer,
+        is_of_keras3_alone=arguments["offload"] is not None
+        or arguments.get("shard_states", False)
+        or sync is not None
+        or isinstance(arguments["compression"], PowerSGD),
+    )
+    if use_locking and not is_v1(optimizer):
+        raise ValueError(
+            "DistributedOptimizer: use_locking=True is for TensorFlow 1's "
+            "optimizers; those of Keras update variables without locks. "
+            "Leave it out."
+        )
+    options = gradient_options(function, **arguments)
+    if options.shard_states:
+        check_can_be_sharded(optimizer, options)
+    if sync is not None:
+        options = with_rounds(options, sync)
     return distributed(
         optimizer,
         options,
         name=name,
-        passes=backward_passes_per_step,
-        average_passes=average_aggregated_gradients,
+        passes=passes,
+        average_passes=average_passes,
+        use_locking=use_locking,
     )

@@ -99,37 +99,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--modes",
-        type=_words_of(_MODES),
-        default="eager,function,inplace",
-        help="how tfring is called: eager, function (a tf.function), jit (one "
-        "compiled by XLA), inplace (allreduces of tensors that nothing else "
-        "uses); default: %(default)s",
-    )
-    common.add_argument(
-        "--peers",
-        type=_words_of(tuple(peers.PEERS)),
-        default="",
-        help="other libraries to measure in the same rounds: mpi (mpi4py), "
-        "gloo (PyTorch)",
-    )
-    common.add_argument(
-        "--rounds",
-        type=int,
-        default=9,
-        help="the turns of each contestant; default: %(default)s",
-    )
-    common.add_argument(
-        "--json", type=Path, help="a file for all figures, by rank 0"
-    )
-    common.add_argument(
-        "--plot",
-        type=Path,
-        help="a PNG or SVG file in which rank 0 draws the figures; needs "
-        "matplotlib",
-    )
     parser = argparse.ArgumentParser(
         prog="tfring-bench",
         description=__doc__,
@@ -139,35 +108,11 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", required=True
     )
     for kind in KINDS:
-        command = commands.add_parser(
-            kind, parents=[common], help=f"{kind}, by size"
-        )
-        for flag, default, text in (
-            ("min", "4", "the smallest size: 4, 64k, 16m or 1g, for example"),
-            ("max", "64m", "the largest size"),
-        ):
-            command.add_argument(
-                f"--{flag}_bytes",
-                type=sizes.parse_bytes,
-                default=default,
-                help=f"{text}; default: %(default)s",
-            )
-        command.add_argument(
-            "--factor",
-            type=int,
-            default=4,
-            help="each size is the size before it times this; default: "
-            "%(default)s",
-        )
-        command.add_argument(
-            "--dtype",
-            default="float32",
-            help="the tensors' dtype, by TensorFlow's name; default: "
-            "%(default)s",
-        )
-    model = commands.add_parser(
-        "model", parents=[common], help="all gradients of a known model"
-    )
+        command = commands.add_parser(kind, help=f"{kind}, by size")
+        _add_measurement(command)
+        _add_sizes(command)
+    model = commands.add_parser("model", help="all gradients of a known model")
+    _add_measurement(model)
     model.add_argument(
         "--preset",
         choices=sizes.PRESETS,
@@ -180,6 +125,65 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     return parser
+
+
+def _add_measurement(command: argparse.ArgumentParser) -> None:
+    """Adds what all commands take that measure."""
+    command.add_argument(
+        "--modes",
+        type=_words_of(_MODES),
+        default="eager,function,inplace",
+        help="how tfring is called: eager, function (a tf.function), jit (one "
+        "compiled by XLA), inplace (allreduces of tensors that nothing else "
+        "uses); default: %(default)s",
+    )
+    command.add_argument(
+        "--peers",
+        type=_words_of(tuple(peers.PEERS)),
+        default="",
+        help="other libraries to measure in the same rounds: mpi (mpi4py), "
+        "gloo (PyTorch)",
+    )
+    command.add_argument(
+        "--rounds",
+        type=int,
+        default=9,
+        help="the turns of each contestant; default: %(default)s",
+    )
+    command.add_argument(
+        "--json", type=Path, help="a file for all figures, by rank 0"
+    )
+    command.add_argument(
+        "--plot",
+        type=Path,
+        help="a PNG or SVG file in which rank 0 draws the figures; needs "
+        "matplotlib",
+    )
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    """Adds what the tensors of a collective are."""
+    for flag, default, text in (
+        ("min", "4", "the smallest size: 4, 64k, 16m or 1g, for example"),
+        ("max", "64m", "the largest size"),
+    ):
+        command.add_argument(
+            f"--{flag}_bytes",
+            type=sizes.parse_bytes,
+            default=default,
+            help=f"{text}; default: %(default)s",
+        )
+    command.add_argument(
+        "--factor",
+        type=int,
+        default=4,
+        help="each size is the size before it times this; default: %(default)s",
+    )
+    command.add_argument(
+        "--dtype",
+        default="float32",
+        help="the tensors' dtype, by TensorFlow's name; default: %(default)s",
+    )
 
 
 def _words_of(known: Sequence[str]) -> Callable[[str], list[str]]:

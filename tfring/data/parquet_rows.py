@@ -223,16 +223,20 @@ class ParquetBatches(keras.utils.PyDataset):
         """Goes on to the order of an epoch; the first has the number 0."""
         with self._lock:
             self._epoch = epoch
-            self._groups = self._order(len(self._files.rows))
+            count = len(self._files.rows)
+            self._groups = np.arange(count)[self._order(count)]
             # The number of each group's first row in the epoch, and of the end.
             counts = (self._files.rows[group] for group in self._groups)
             self._starts = [0, *itertools.accumulate(counts)]
             self._group.cache_clear()
 
     def _order(self, count: int, *group: int) -> Any:
-        """Returns the order of the row groups, or of the rows of a group."""
+        """Returns the order of the row groups, or of the rows of a group.
+
+        Without a shuffle it is a slice, with which NumPy copies nothing.
+        """
         if self._seed is None:
-            return np.arange(count)
+            return slice(count)
         generator = np.random.default_rng([self._seed, self._epoch, *group])
         return generator.permutation(count)
 

@@ -164,7 +164,7 @@ class RingEngine final : public Engine {
     if (started_ || !process_set_.has_thread) return;
     std::lock_guard<std::mutex> lock(start_mutex_);
     if (started_) return;
-    thread_ = std::thread([this] { Run(); });
+    thread_ = std::thread(&RingEngine::Run, this);
     started_ = true;
   }
 
@@ -245,11 +245,14 @@ class RingEngine final : public Engine {
     driver_lock_.Unlock();
   }
 
-  // Makes one step, or ends the engine.
+  // Looks once at everything that may have happened, or ends the engine.
   void LookOnce() {
     progressed_ = false;
     absl::Status status;
-    if (state_ != State::kOver) status = Step();
+    if (state_ != State::kOver) {
+      status = Poll();
+      if (status.ok()) status = RunNext();
+    }
     if (status.ok() && state_ != State::kOver) return;
     Enter(State::kOver);
     Conclude(status);
@@ -282,12 +285,6 @@ class RingEngine final : public Engine {
     lanes_.KeepMemory();
     negotiator_.KeepMemory();
     for (const auto& task : tasks_) task->KeepMemory();
-  }
-
-  // Looks once at everything that may have happened.
-  absl::Status Step() {
-    TFRING_RETURN_IF_ERROR(Poll());
-    return RunNext();
   }
 
   // Applies the next decision, if there is one.
@@ -389,10 +386,10 @@ class RingEngine final : public Engine {
     TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.HasRoom(); }));
     TFRING_ASSIGN_OR_RETURN(ExecutionLane* const lane, lanes_.Next());
     if (task->bytes() < kHandOffBytes && lane->worker->left() == 0) {
-      return RunAndFinish(task, *lane);
+      return task->Run(*lane);
     }
     lane->worker->Add([this, task, lane] {
-      const absl::Status status = RunAndFinish(task, *lane);
+      const absl::Status status = task->Run(*lane);
       // The engine's thread then finishes the task.
       if (!status.ok()) Abort(status);
     });
@@ -413,7 +410,7 @@ class RingEngine final : public Engine {
       // After an error that all ranks have, the engine continues.
       return lanes_.Progress();
     }
-    TFRING_RETURN_IF_ERROR(RunAndFinish(task, **lane));
+    TFRING_RETURN_IF_ERROR(task->Run(**lane));
     return follows ? absl::OkStatus() : WaitUntil(is_free);
   }
 

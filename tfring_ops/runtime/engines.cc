@@ -367,17 +367,4 @@ absl::StatusOr<std::shared_ptr<Engine>> EngineOf(int32_t process_set_id) {
   return found->second.engine;
 }
 
-void SubmitToEngine(TensorEntry entry) {
-  absl::StatusOr<std::shared_ptr<Engine>> engine =
-      EngineOf(entry.request.process_set_id);
-  if (engine.ok()) {
-    (*engine)->Submit(std::move(entry));
-  } else {
-    entry.done(absl::Status(
-        engine.status().code(),
-        absl::StrCat(Name(entry.request.kind), " of '", entry.request.name,
-                     "': ", engine.status().message())));
-  }
-}
-
 }  // namespace tfring

@@ -68,10 +68,6 @@ void StopEngines();
 // InvalidArgument if there is no such set or this rank is not in it.
 absl::StatusOr<std::shared_ptr<Engine>> EngineOf(int32_t process_set_id);
 
-// Submits to the engine of the entry's process set.  If there is none,
-// `entry.done` gets the error.
-void SubmitToEngine(TensorEntry entry);
-
 }  // namespace tfring
 
 #endif  // TFRING_OPS_RUNTIME_ENGINES_H_

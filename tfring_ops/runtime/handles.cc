@@ -113,6 +113,14 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
       newest_[pending->name] = handle;
     }
   }
+  const absl::StatusOr<std::shared_ptr<Engine>> engine =
+      EngineOf(entry.request.process_set_id);
+  if (refusal.ok() && !engine.ok()) {
+    refusal = absl::Status(
+        engine.status().code(),
+        absl::StrCat(tfring::Name(entry.request.kind), " of '",
+                     entry.request.name, "': ", engine.status().message()));
+  }
   if (!refusal.ok()) {
     Complete(pending, refusal);
     return handle;
@@ -124,7 +132,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
     entry.keep_memory = [memory = std::move(memory)] { memory->Keep(); };
   }
   entry.chain = pending->chain->of_engine;
-  SubmitToEngine(std::move(entry));
+  (*engine)->Submit(std::move(entry));
   return handle;
 }
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/runtime/handles.h"
@@ -16,8 +16,8 @@
 
 namespace tfring {
 
-// Subclasses either override ComputeAsync, or have the handle as input number N
-// (0 without the attribute N).
+// The handle is input number N (0 without the attribute N), unless a subclass
+// overrides Begin.
 class CollectOp : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectOp(tensorflow::OpKernelConstruction* context)
@@ -29,15 +29,8 @@ class CollectOp : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(tensorflow::OpKernelContext* context,
                     DoneCallback done) override {
-    Collect(context, context->input(count_).scalar<int64_t>()(),
-            std::move(done));
-  }
-
- protected:
-  int count() const { return count_; }
-
-  void Collect(tensorflow::OpKernelContext* context, Handle handle,
-               DoneCallback done) {
+    const absl::StatusOr<Handle> handle = Begin(context);
+    OP_REQUIRES_OK_ASYNC(context, handle.status(), done);
     auto finish = [this, context, done = std::move(done)](Outcome outcome) {
       if (outcome.status.ok()) {
         SetOutputs(context, std::move(outcome));
@@ -48,11 +41,18 @@ class CollectOp : public tensorflow::AsyncOpKernel {
     };
     const std::optional<GpuStream> gpu = GpuStreamOf(context);
     std::optional<Outcome> outcome = Handles::Global().Take(
-        handle, gpu.has_value() ? gpu->stream : nullptr, finish);
+        *handle, gpu.has_value() ? gpu->stream : nullptr, finish);
     if (outcome.has_value()) finish(*std::move(outcome));
   }
 
+ protected:
+  int count() const { return count_; }
+
  private:
+  // Returns the handle of the collective to wait for.
+  virtual absl::StatusOr<Handle> Begin(tensorflow::OpKernelContext* context) {
+    return context->input(count_).scalar<int64_t>()();
+  }
   virtual void SetOutputs(tensorflow::OpKernelContext* context,
                           Outcome outcome) = 0;
 

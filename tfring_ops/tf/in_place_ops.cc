@@ -9,6 +9,7 @@
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/runtime/handles.h"
+#include "tfring_ops/runtime/stream_order.h"
 #include "tfring_ops/tf/done_op.h"
 #include "tfring_ops/tf/dtypes.h"
 #include "tfring_ops/tf/op_definitions.h"
@@ -176,18 +177,15 @@ class AllreduceOp : public CollectOp {
     request_ = *std::move(request);
   }
 
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    const absl::StatusOr<Handle> handle = Start(context);
-    OP_REQUIRES_OK_ASYNC(context, handle.status(), done);
-    Collect(context, *handle, std::move(done));
-  }
-
  private:
-  absl::StatusOr<Handle> Start(OpKernelContext* context) const {
+  absl::StatusOr<Handle> Begin(OpKernelContext* context) override {
     auto tensors = std::make_shared<EntryTensors>();
     TFRING_ASSIGN_OR_RETURN(TensorEntry entry,
                             NewInPlaceEntry(context, request_, *tensors));
-    return Submit(context, std::move(entry), kNoHandle, std::move(tensors));
+    TFRING_ASSIGN_OR_RETURN(std::shared_ptr<StreamOrder> order,
+                            StreamOrderOf(context, entry));
+    return Handles::Global().Start(std::move(entry), kNoHandle,
+                                   std::move(tensors), std::move(order));
   }
 
   // Nothing to do: the outputs have aliased the inputs since the start.

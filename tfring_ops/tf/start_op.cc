@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/runtime/stream_order.h"
 #include "tfring_ops/tf/gpu_stream.h"
 #include "tfring_ops/tf/request.h"
 
@@ -64,17 +63,11 @@ absl::StatusOr<TensorEntry> NewInPlaceEntry(OpKernelContext* context,
   return entry;
 }
 
-absl::StatusOr<Handle> Submit(OpKernelContext* context, TensorEntry entry,
-                              Handle previous,
-                              std::shared_ptr<EntryTensors> tensors) {
+absl::StatusOr<std::shared_ptr<StreamOrder>> StreamOrderOf(
+    OpKernelContext* context, TensorEntry& entry) {
   const std::optional<GpuStream> gpu = GpuStreamOf(context);
-  std::shared_ptr<StreamOrder> order;
-  if (gpu.has_value() && !entry.request.tensors.empty()) {
-    TFRING_ASSIGN_OR_RETURN(order,
-                            StreamOrder::Of(gpu->stream, gpu->device, entry));
-  }
-  return Handles::Global().Start(std::move(entry), previous, std::move(tensors),
-                                 std::move(order));
+  if (!gpu.has_value() || entry.request.tensors.empty()) return nullptr;
+  return StreamOrder::Of(gpu->stream, gpu->device, entry);
 }
 
 void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
@@ -83,8 +76,11 @@ void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
   OP_REQUIRES_OK(context,
                  context->allocate_output(index, TensorShape({}), &output));
   const Handle previous = context->input(count()).scalar<int64_t>()();
-  const absl::StatusOr<Handle> handle =
-      Submit(context, std::move(entry), previous, std::move(tensors));
+  absl::StatusOr<std::shared_ptr<StreamOrder>> order =
+      StreamOrderOf(context, entry);
+  OP_REQUIRES_OK(context, order.status());
+  const absl::StatusOr<Handle> handle = Handles::Global().Start(
+      std::move(entry), previous, std::move(tensors), *std::move(order));
   OP_REQUIRES_OK(context, handle.status());
   output->scalar<int64_t>()() = *handle;
 }

@@ -11,6 +11,7 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/runtime/handles.h"
+#include "tfring_ops/runtime/stream_order.h"
 #include "tfring_ops/tf/dtypes.h"
 #include "tfring_ops/tf/entry_tensors.h"
 
@@ -31,10 +32,10 @@ absl::StatusOr<TensorEntry> NewInPlaceEntry(
     tensorflow::OpKernelContext* context, const CollectiveRequest& request,
     EntryTensors& tensors);
 
-// Submits the entry to the engine of the kernel's device.
-absl::StatusOr<Handle> Submit(tensorflow::OpKernelContext* context,
-                              TensorEntry entry, Handle previous,
-                              std::shared_ptr<EntryTensors> tensors);
+// Returns the order between the kernel's stream and the engine's, in which
+// `entry` takes part; null on the host.
+absl::StatusOr<std::shared_ptr<StreamOrder>> StreamOrderOf(
+    tensorflow::OpKernelContext* context, TensorEntry& entry);
 
 class StartOp : public tensorflow::OpKernel {
  public:

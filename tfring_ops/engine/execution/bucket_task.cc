@@ -47,8 +47,16 @@ absl::Status BucketTask::Run(ExecutionLane& lane) {
   }
   // Abort at once: peers may be in the middle of the collective, and would take
   // this rank's next message for the rest of it.
-  if (!status.ok()) lane.Abort(status);
-  return status;
+  if (!status.ok()) {
+    lane.Abort(status);
+    return status;
+  }
+  if (StreamCollectives* const launched = lane.lane.collectives.get()) {
+    return launched->Then(
+        [task = shared_from_this()] { task->Finish(absl::OkStatus()); });
+  }
+  Finish(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 absl::Status BucketTask::RunOn(ExecutionLane& lane) {
@@ -109,16 +117,6 @@ void BucketTask::Finish(const absl::Status& status) {
   entries_.clear();
   own_.clear();
   neutral_contributions_.clear();
-}
-
-absl::Status RunAndFinish(const std::shared_ptr<BucketTask>& task,
-                          ExecutionLane& lane) {
-  TFRING_RETURN_IF_ERROR(task->Run(lane));
-  auto finish = [task] { task->Finish(absl::OkStatus()); };
-  StreamCollectives* const collectives = lane.lane.collectives.get();
-  if (collectives != nullptr) return collectives->Then(std::move(finish));
-  finish();
-  return absl::OkStatus();
 }
 
 void Finish(const TensorEntry& entry, const absl::Status& status,

@@ -22,8 +22,8 @@
 
 namespace tfring {
 
-// Not thread-safe, except for finished().
-class BucketTask {
+// Owned by shared pointers.  Not thread-safe, except for finished().
+class BucketTask : public std::enable_shared_from_this<BucketTask> {
  public:
   // REQUIRES: the references outlive this.
   BucketTask(Response bucket, const Members& members, Submissions& submissions,
@@ -48,9 +48,10 @@ class BucketTask {
     return !neutral_contributions_.empty();
   }
 
-  // Runs the bucket on `lane`.  A lane with stream collectives may still be at
-  // work when this returns.  An error aborts the lane, and leaves the entries
-  // in flight, because the lane may still use their memory.
+  // Runs the bucket on `lane`, and finishes it.  A lane with stream collectives
+  // may only have launched it when this returns, and finishes it when it is
+  // polled.  An error aborts the lane, and leaves the entries in flight,
+  // because the lane may still use their memory.
   // REQUIRES:  `lane` outlives this.
   absl::Status Run(ExecutionLane& lane);
 
@@ -82,12 +83,6 @@ class BucketTask {
   std::optional<TimelineSpan> span_;
   std::atomic<bool> finished_{false};
 };
-
-// Runs `task` and finishes it.  A task that is only launched finishes when the
-// lane is polled.
-// REQUIRES:  `lane` outlives the task.
-absl::Status RunAndFinish(const std::shared_ptr<BucketTask>& task,
-                          ExecutionLane& lane);
 
 // Removes an entry from those in flight, and calls its `done`.
 void Finish(const TensorEntry& entry, const absl::Status& status,

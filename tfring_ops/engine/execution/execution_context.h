@@ -49,10 +49,6 @@ class ExecutionContext {
     fusion_buffer_.Keep();
   }
 
-  // The basis for the choice of an algorithm; see AdaptiveAllreduce.
-  absl::StatusOr<Costs> MeasuredCosts() { return allreduce_.Measured(); }
-  void UseCosts(const Costs& costs) { allreduce_.Use(costs); }
-
   const RingContext& ring() const { return ring_; }
   AdaptiveAllreduce& allreduce() { return allreduce_; }
   // Null if the ring does everything.

@@ -73,8 +73,8 @@ absl::StatusOr<ExecutionLane*> Lanes::Next() {
   if (!costs_known_) {
     // Measure while nothing else is on the wire.
     TFRING_ASSIGN_OR_RETURN(const Costs costs,
-                            host_[0].context.MeasuredCosts());
-    for (ExecutionLane& lane : host_) lane.context.UseCosts(costs);
+                            host_[0].context.allreduce().Measured());
+    for (ExecutionLane& lane : host_) lane.context.allreduce().Use(costs);
     costs_known_ = true;
   }
   ExecutionLane& lane = host_[next_];

@@ -73,7 +73,7 @@ struct ExecutionLane {
                 CostsOf(this->lane),
                 this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
                 this->lane.collectives.get(), clock) {
-    if (this->lane.costs) context.UseCosts(*this->lane.costs);
+    if (this->lane.costs) context.allreduce().Use(*this->lane.costs);
   }
 
   // Costs of a stream cannot be measured: the engine sees only how long it
