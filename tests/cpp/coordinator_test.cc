@@ -148,6 +148,34 @@ TEST_F(CoordinatorTest, RanksThatDifferInTheSameWayAreAllNamed) {
               HasMessage("(ranks 1 and 2 differ from rank 0)"));
 }
 
+// The negotiator adds ranks together that have sent the same bytes.
+TEST_F(CoordinatorTest, RanksThatAreAddedTogetherAllCount) {
+  KnownRequest known{MakeRequest("a")};
+  for (int step = 0; step < 2; ++step) {
+    coordinator_.Add({1, 2}, known, now_);
+    EXPECT_TRUE(coordinator_.TakeResponses().empty());
+    Add(0, MakeRequest("a"));
+    EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
+  }
+}
+
+TEST_F(CoordinatorTest, RanksThatAreAddedTogetherAndDifferAreAllNamed) {
+  Add(0, MakeRequest("a", {1}));
+  KnownRequest known{MakeRequest("a", {2})};
+  coordinator_.Add({1, 2}, known, now_);
+  EXPECT_THAT(TakeFailure().status,
+              HasMessage("(ranks 1 and 2 differ from rank 0)"));
+}
+
+TEST_F(CoordinatorTest, OfRanksThatAreAddedTogetherThoseThatHaveJoinedFail) {
+  Join(2);
+  KnownRequest known{MakeRequest("a")};
+  coordinator_.Add({1, 2}, known, now_);
+  EXPECT_EQ(TakeFailure().ranks, Ranks{2});
+  Add(0, MakeRequest("a"));
+  EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
+}
+
 TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {
   Add(0, MakeRequest("a"));
   Pass(10);

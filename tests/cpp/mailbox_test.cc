@@ -2,12 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/cpp/faulty_transport.h"
+#include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/in_process_transport.h"
 #include "tests/cpp/ranks.h"
 
@@ -39,7 +43,9 @@ class MailboxTest : public testing::Test {
 };
 
 TEST_F(MailboxTest, MessagesOfAnyLengthArriveInOrder) {
-  const std::string texts[] = {"first", "", std::string(1 << 20, 'x'), "last"};
+  std::vector<std::string> texts = {"first", "", std::string(1 << 20, 'x')};
+  // Around the size that fits a message's head.
+  for (size_t size = 50; size < 70; ++size) texts.emplace_back(size, 'y');
   for (const std::string& text : texts) {
     mailboxes_[0].Send(1, Message(text));
   }
@@ -52,6 +58,17 @@ TEST_F(MailboxTest, ALookBeforeTheMessageFindsNothing) {
   EXPECT_EQ(Receive(1, 0), std::nullopt);
   mailboxes_[0].Send(1, Message("now"));
   EXPECT_EQ(Receive(1, 0), "now");
+}
+
+TEST_F(MailboxTest, AShortMessageIsOneSend) {
+  std::atomic<int> sends{0};
+  auto transports = MakeInProcessTransports(2);
+  const auto counted = CountSends(std::move(transports[0]), sends);
+  Mailbox sender(*counted), receiver(*transports[1]);
+  sender.Send(1, Message("short"));
+  EXPECT_EQ(sends, 1);
+  EXPECT_EQ(receiver.Poll(0).value(), "short");
+  EXPECT_TRUE(sender.Flush().ok());
 }
 
 TEST_F(MailboxTest, PeersDoNotWaitForEachOther) {

@@ -53,14 +53,14 @@ ResponseList MakeResponseList() {
 
 absl::StatusOr<RequestListDecoder::List> DecodeRequestList(
     const std::string& bytes) {
-  return RequestListDecoder(1).Decode(0, bytes);
+  return RequestListDecoder(1).Decode({0}, bytes);
 }
 
 TEST(MessagesTest, ARequestListComesBackAsItWas) {
   RequestList list = MakeRequestList();
   list.schedules = 5;
   RequestListDecoder decoder(1);
-  const auto copy = decoder.Decode(0, Encode(list)).value();
+  const auto copy = decoder.Decode({0}, Encode(list)).value();
   EXPECT_TRUE(copy.shutdown);
   EXPECT_EQ(copy.schedules, 5);
   ASSERT_EQ(copy.requests.size(), 2u);
@@ -149,7 +149,7 @@ class RequestListDecoderTest : public testing::Test {
       request.name = name;
       request.tensors = {{request.name, {name == 'b' ? dim : 4}}};
     }
-    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    const auto decoded = decoder_.Decode({rank}, Encode(list)).value();
     std::string copy;
     for (const KnownRequest* const known : decoded.requests) {
       copy += known->request.name;
@@ -199,7 +199,7 @@ TEST_F(RequestListDecoderTest, ARequestThatTheEngineHasNamedIsNotRemembered) {
     request.is_nameless = is_nameless;
   }
   for (const int rank : {0, 1}) {
-    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    const auto decoded = decoder_.Decode({rank}, Encode(list)).value();
     ASSERT_EQ(decoded.requests.size(), 3u);
     for (const int i : {0, 1, 2}) {
       KnownRequest& known = *decoded.requests[i];
@@ -216,7 +216,7 @@ TEST_F(RequestListDecoderTest, ItForgetsWhatIsTooMuch) {
     list.requests.emplace_back().name = std::to_string(i);
   }
   for (const int rank : {0, 1, 0}) {
-    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    const auto decoded = decoder_.Decode({rank}, Encode(list)).value();
     ASSERT_EQ(decoded.requests.size(), list.requests.size());
     EXPECT_EQ(decoded.requests.back()->request.name, list.requests.back().name);
     EXPECT_EQ(decoded.requests.back()->waiting_number, -1);

@@ -46,9 +46,9 @@ class NegotiationTest : public testing::Test {
     if (rank == 0) return coordinator_.Add(rank, std::move(request), now_);
     RequestList list;
     list.requests.push_back(std::move(request));
-    const auto decoded = decoder_.Decode(rank, Encode(list)).value();
+    const auto decoded = decoder_.Decode({rank}, Encode(list)).value();
     for (KnownRequest* const known : decoded.requests) {
-      coordinator_.Add(rank, *known, now_);
+      coordinator_.Add({rank}, *known, now_);
     }
   }
   void Join(int rank) {

@@ -263,3 +263,17 @@ def test_predict_knows_the_cost_model(capsys):
     with pytest.raises(SystemExit):
         cli.main(["predict", "--ranks=10", "--per_node=8", "--gbits=1"])
     assert "--ranks=10 is no multiple" in capsys.readouterr().err
+
+
+def test_predict_takes_the_segments_of_gpus(capsys):
+    # With a rank on each node, nothing else depends on the flag. A chunk of 16
+    # MiB is one segment of a GPU, which adds it up after it has arrived.
+    arguments = ["--ranks=2", "--per_node=1", "--gbits=100", "--bytes=32m"]
+    times = []
+    for flags in ([], ["--link_per_rank"]):
+        assert cli.main(["predict", *arguments, *flags]) == 0
+        said = capsys.readouterr().out
+        times.append(float(re.search(r"reduced in ([\d.]+) ms", said)[1]))
+    # Segments of hosts are on the wire while earlier ones are added up.
+    wire_ms = (16 << 20) / 12.5e9 * 1e3
+    assert times[1] - times[0] == pytest.approx(wire_ms, rel=0.1)

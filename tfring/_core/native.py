@@ -55,7 +55,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "tfring_describe_gpus": [c_char_p],
     "tfring_nccl_version": [c_int32],
     "tfring_predict_allreduce": [
-        *(c_char_p, c_int32, c_int32, ctypes.POINTER(c_double), c_int64)
+        *(c_char_p, c_int32, c_int32, ctypes.POINTER(c_double)),
+        *(c_int32, c_int64),
     ],
 }
 

@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--link_per_rank",
         action="store_true",
-        help="each rank has such a link of its own, as GPUs may",
+        help="each rank is a GPU, and has such a link of its own",
     )
     gradients = parser.add_mutually_exclusive_group()
     gradients.add_argument(
@@ -208,6 +208,7 @@ def _seconds_and_plan(cluster: Cluster, count_bytes: int) -> tuple[float, str]:
         cluster.nodes,
         cluster.per_node,
         (ctypes.c_double * len(costs))(*costs),
+        cluster.link_per_rank,
         count_bytes,
     )
     seconds, plan = text.decode().split("\t")

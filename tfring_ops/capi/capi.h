@@ -110,12 +110,14 @@ TFRING_EXPORT int32_t tfring_nccl_version();
 
 // Returns the seconds that an allreduce of `bytes` takes by the cost model on
 // `nodes` of `ranks_per_node` ranks, a tab, and the name of the plan that is
-// chosen.  `costs` are the seven numbers of Costs
-// (algorithms/adaptive/cost_model.h), in their order.  The text is valid until
-// the same thread's next call.
+// chosen.  `costs` are the seven times of Costs
+// (algorithms/adaptive/cost_model.h), in their order; `on_gpus` is 1 if the
+// bytes travel in the segments of GPUs, and 0 for those of hosts.  The text is
+// valid until the same thread's next call.
 TFRING_EXPORT const char* tfring_predict_allreduce(int32_t nodes,
                                                    int32_t ranks_per_node,
                                                    const double* costs,
+                                                   int32_t on_gpus,
                                                    int64_t bytes);
 
 // Writes the six fields of OffloadStatistics

@@ -43,14 +43,24 @@ Coordinator::Coordinator(const Options& options, Members members)
 
 void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   KnownRequest known{std::move(request)};
-  Add(rank, known, now);
+  Add({rank}, known, now);
 }
 
-void Coordinator::Add(int rank, KnownRequest& known, Time now) {
+void Coordinator::Add(absl::Span<const int> ranks, KnownRequest& known,
+                      Time now) {
   // After a departure the shutdown response fails all requests in flight, on
   // every rank.
   if (!departed_.ok()) return;
-  last_added_[rank] = now;
+  for (const int rank : ranks) last_added_[rank] = now;
+  for (; !ranks.empty(); ranks.remove_prefix(1)) {
+    // A rank that has joined must not submit anything: see AddOne.
+    Waiting* const waiting = joined_count_ == 0 ? AgreeingWith(known) : nullptr;
+    if (waiting != nullptr) return Submit(ranks, *waiting);
+    AddOne(ranks.front(), known, now);
+  }
+}
+
+void Coordinator::AddOne(int rank, KnownRequest& known, Time now) {
   const CollectiveRequest& request = known.request;
   if (joined_[rank]) {
     Fail({rank}, request.name,
@@ -64,7 +74,7 @@ void Coordinator::Add(int rank, KnownRequest& known, Time now) {
     return Join(rank, request);
   }
   if (Waiting* const waiting = AgreeingWith(known)) {
-    return Submit(rank, *waiting);
+    return Submit({rank}, *waiting);
   }
   if (FailsLate(rank, request) || FailsBehind(rank, request)) return;
 
@@ -79,7 +89,7 @@ void Coordinator::Add(int rank, KnownRequest& known, Time now) {
     waiting.submitted.resize(members_.size());
   }
   if (Compare(rank, request, waiting)) known.waiting_number = waiting.number;
-  Submit(rank, waiting);
+  Submit({rank}, waiting);
 }
 
 Coordinator::Waiting* Coordinator::AgreeingWith(
@@ -89,9 +99,9 @@ Coordinator::Waiting* Coordinator::AgreeingWith(
   return by_number_[known.waiting_number - first_number_];
 }
 
-void Coordinator::Submit(int rank, Waiting& waiting) {
-  waiting.submitted[rank] = true;
-  ++waiting.submissions;
+void Coordinator::Submit(absl::Span<const int> ranks, Waiting& waiting) {
+  for (const int rank : ranks) waiting.submitted[rank] = true;
+  waiting.submissions += static_cast<int>(ranks.size());
   if (IsComplete(waiting)) Decide(Extract(waiting_.find(waiting.request.name)));
 }
 

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/cached_schedule.h"
@@ -46,9 +47,9 @@ class Coordinator {
 
   // Notes that `rank` is ready for `request`.
   void Add(int rank, CollectiveRequest request, Time now);
-  // Notes that `rank` is ready for `known`.  A request that was added for
-  // another rank and agreed with the waiting one is not compared again.
-  void Add(int rank, KnownRequest& known, Time now);
+  // Notes that each of `ranks` is ready for `known`.  A request that was added
+  // for another rank and agreed with the waiting one is not compared again.
+  void Add(absl::Span<const int> ranks, KnownRequest& known, Time now);
 
   // Notes that `rank` has shut down: nothing can be agreed on any more.
   void Depart(int rank);
@@ -95,6 +96,8 @@ class Coordinator {
     CollectiveRequest request;
   };
 
+  // Adds a request of one rank, which has not departed.
+  void AddOne(int rank, KnownRequest& known, Time now);
   void Fail(std::vector<int32_t> ranks, const std::string& name,
             absl::Status status);
   // Fails `request` of a late rank if a request of that name has stalled that
@@ -103,9 +106,9 @@ class Coordinator {
   // Returns the waiting request that `known` is known to agree with; null if
   // there is none, or if other things have to be compared.
   Waiting* AgreeingWith(const KnownRequest& known) const;
-  // Notes that `rank` has submitted `waiting`.  If it is the last rank, decides
-  // the request, which ends `waiting`.
-  void Submit(int rank, Waiting& waiting);
+  // Notes that `ranks` have submitted `waiting`.  If no other rank is waited
+  // for, decides the request, which ends `waiting`.
+  void Submit(absl::Span<const int> ranks, Waiting& waiting);
   // Removes a request from those that wait.
   Waiting Extract(WaitingByName::iterator waiting);
   // Removes all requests that wait.

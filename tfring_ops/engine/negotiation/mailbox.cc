@@ -1,5 +1,7 @@
 #include "tfring_ops/engine/negotiation/mailbox.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "tfring_ops/base/forever.h"
@@ -24,11 +26,16 @@ Mailbox::Outgoing& Mailbox::Start(int peer,
   Outgoing& out = outgoing_.emplace_back();
   out.number = ++sent_;
   out.message = std::move(message);
-  out.length = out.message->size() | flag;
-  out.length_sent = transport_.StartSend(peer, BytesOf(out.length));
-  out.message_sent = transport_.StartSend(
-      peer, ConstBytes(reinterpret_cast<const std::byte*>(out.message->data()),
-                       out.message->size()));
+  const std::string& text = *out.message;
+  out.head = {text.size() | flag, {}};
+  text.copy(out.head.text, Head::kRoom);
+  out.head_sent = transport_.StartSend(peer, BytesOf(out.head));
+  out.rest_sent = kNoOperation;
+  if (text.size() > Head::kRoom) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+    out.rest_sent = transport_.StartSend(
+        peer, ConstBytes(bytes, text.size()).subspan(Head::kRoom));
+  }
   return out;
 }
 
@@ -56,22 +63,26 @@ absl::Status Mailbox::Listen(int peer) {
   Incoming& in = incoming_[peer];
   while (in.phase != Phase::kHere) {
     if (in.phase == Phase::kIdle) {
-      in.request = transport_.StartRecv(peer, BytesOf(in.length));
-      in.phase = Phase::kLength;
-    }
-    if (in.phase == Phase::kLength) {
-      TFRING_ASSIGN_OR_RETURN(const bool complete, transport_.Test(in.request));
-      if (!complete) return absl::OkStatus();
-      in.message.resize(in.length & ~kHeartbeat);
-      in.request = transport_.StartRecv(
-          peer, Bytes(reinterpret_cast<std::byte*>(in.message.data()),
-                      in.message.size()));
-      in.phase = Phase::kMessage;
+      in.request = transport_.StartRecv(peer, BytesOf(in.head));
+      in.phase = Phase::kHead;
     }
     TFRING_ASSIGN_OR_RETURN(const bool complete, transport_.Test(in.request));
     if (!complete) return absl::OkStatus();
+    if (in.phase == Phase::kHead) {
+      const uint64_t length = in.head.length & ~kHeartbeat;
+      in.message.resize(length);
+      in.message.replace(0, Head::kRoom, in.head.text,
+                         std::min<uint64_t>(length, Head::kRoom));
+      if (length > Head::kRoom) {
+        auto* const bytes = reinterpret_cast<std::byte*>(in.message.data());
+        in.request = transport_.StartRecv(
+            peer, Bytes(bytes, length).subspan(Head::kRoom));
+        in.phase = Phase::kRest;
+        continue;
+      }
+    }
     ++in.heard.count;
-    if ((in.length & kHeartbeat) != 0) {
+    if ((in.head.length & kHeartbeat) != 0) {
       in.heard.heartbeat = std::exchange(in.message, {});
       ++in.heard.heartbeats;
       in.phase = Phase::kIdle;
@@ -94,8 +105,8 @@ void Mailbox::KeepMemory() {
 
 absl::Status Mailbox::Flush() {
   for (Outgoing& out : outgoing_) {
-    TFRING_RETURN_IF_ERROR(transport_.Wait(out.length_sent));
-    TFRING_RETURN_IF_ERROR(transport_.Wait(out.message_sent));
+    TFRING_RETURN_IF_ERROR(transport_.Wait(out.head_sent));
+    TFRING_RETURN_IF_ERROR(transport_.Wait(out.rest_sent));
   }
   outgoing_.clear();
   heartbeat_is_on_its_way_.assign(incoming_.size(), false);
@@ -105,7 +116,7 @@ absl::Status Mailbox::Flush() {
 absl::Status Mailbox::Collect() {
   for (auto out = outgoing_.begin(); out != outgoing_.end();) {
     bool has_left = true;
-    for (OperationId* request : {&out->length_sent, &out->message_sent}) {
+    for (OperationId* request : {&out->head_sent, &out->rest_sent}) {
       TFRING_ASSIGN_OR_RETURN(const bool complete, transport_.Test(*request));
       if (complete) *request = kNoOperation;
       has_left = has_left && complete;

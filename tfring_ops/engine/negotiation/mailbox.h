@@ -5,6 +5,7 @@
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_MAILBOX_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_MAILBOX_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -67,19 +68,24 @@ class Mailbox {
   absl::Status Flush();
 
  private:
-  // A message travels as its length and then its bytes.  The length says if it
-  // is a heartbeat.
+  // A message travels as a head, which has a fixed size and room for a short
+  // message, and as the rest of its bytes, if there is any.
+  struct Head {
+    static constexpr size_t kRoom = 56;
+    uint64_t length;  // It also says if the message is a heartbeat.
+    char text[kRoom];
+  };
   struct Outgoing {
     std::shared_ptr<const std::string> message;
-    uint64_t length;
-    OperationId length_sent, message_sent;
+    Head head;
+    OperationId head_sent, rest_sent;
     int64_t number;         // from 1 on
     int heartbeat_to = -1;  // a peer
   };
   struct Incoming {
-    enum class Phase { kIdle, kLength, kMessage, kHere };
+    enum class Phase { kIdle, kHead, kRest, kHere };
     Phase phase = Phase::kIdle;
-    uint64_t length;
+    Head head;
     std::string message;
     OperationId request;
     Heard heard;
@@ -90,7 +96,7 @@ class Mailbox {
 
   Transport& transport_;
   // Messages in the order of their numbers.  It is a std::list: a message that
-  // a peer does not take keeps its place, and `length` its address.
+  // a peer does not take keeps its place, and `head` its address.
   std::list<Outgoing> outgoing_;
   int64_t sent_ = 0;
   std::vector<Incoming> incoming_;             // by peer

@@ -284,7 +284,7 @@ absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes) {
 }
 
 absl::StatusOr<RequestListDecoder::List> RequestListDecoder::Decode(
-    int rank, const std::string& bytes) {
+    const std::vector<int>& ranks, const std::string& bytes) {
   if (order_.size() >= kMostKnown) {
     order_.clear();
     places_.clear();
@@ -297,7 +297,7 @@ absl::StatusOr<RequestListDecoder::List> RequestListDecoder::Decode(
   reader.Get(count);
   // A request takes more than a byte.
   list.requests.reserve(std::min<uint64_t>(count, bytes.size()));
-  size_t& next = next_[rank];
+  size_t next = next_[ranks.front()];
   nameless_.clear();
   for (; count > 0; --count) {
     if (next == order_.size() || !reader.Skip(order_[next]->first)) {
@@ -320,6 +320,7 @@ absl::StatusOr<RequestListDecoder::List> RequestListDecoder::Decode(
   reader.Get(list.shutdown);
   reader.Get(list.schedules);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  for (const int rank : ranks) next_[rank] = next;
   return list;
 }
 

@@ -162,8 +162,11 @@ class RequestListDecoder {
   // Makes a decoder for the lists of `size` ranks.
   explicit RequestListDecoder(int size) : next_(size) {}
 
+  // Decodes the next list of each of `ranks`, which have all sent these bytes.
   // Internal if the bytes are not a RequestList.
-  absl::StatusOr<List> Decode(int rank, const std::string& bytes);
+  // REQUIRES: `ranks` is not empty.
+  absl::StatusOr<List> Decode(const std::vector<int>& ranks,
+                              const std::string& bytes);
 
  private:
   struct Place {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/negotiation/fusion.h"
 #include "tfring_ops/engine/timeline.h"
@@ -115,29 +116,46 @@ bool Negotiator::SendRequests() {
 }
 
 absl::StatusOr<bool> Negotiator::ReceiveRequests() {
+  // Most ranks send the same bytes: what has to be done for each request is
+  // then done once for a row of them.
+  std::vector<int> peers;
+  std::string same;
   bool received = false;
   for (int peer = 0; peer < members_.size(); ++peer) {
     if (peer == kCoordinatorRank || left_[peer]) continue;
     TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
                             mailbox_.Poll(peer));
     if (!message) continue;
-    TFRING_ASSIGN_OR_RETURN(const RequestListDecoder::List list,
-                            decoder_.Decode(peer, *message));
-    AddRequests(peer, list);
     received = true;
+    if (!peers.empty() && *message != same) {
+      TFRING_RETURN_IF_ERROR(AddRequests(peers, same));
+      peers.clear();
+    }
+    if (peers.empty()) same = *std::move(message);
+    peers.push_back(peer);
   }
+  if (!peers.empty()) TFRING_RETURN_IF_ERROR(AddRequests(peers, same));
   return received;
 }
 
-void Negotiator::AddRequests(int peer, const RequestListDecoder::List& list) {
+absl::Status Negotiator::AddRequests(const std::vector<int>& peers,
+                                     const std::string& message) {
+  TFRING_ASSIGN_OR_RETURN(const RequestListDecoder::List list,
+                          decoder_.Decode(peers, message));
   // The list was sent before its sender had heard of the cached schedule, and
   // is sent again afterwards.
-  if (list.schedules < schedules_) return;
+  if (list.schedules < schedules_) return absl::OkStatus();
   const Clock::time_point now = clock_.Now();
+  // A departure voids all requests after it, and so those of the other peers.
+  absl::Span<const int> submitting = peers;
+  if (list.shutdown) submitting = submitting.first(1);
   for (KnownRequest* const known : list.requests) {
-    coordinator_->Add(peer, *known, now);
+    coordinator_->Add(submitting, *known, now);
   }
-  if (list.shutdown) Depart(peer);
+  if (list.shutdown) {
+    for (const int peer : peers) Depart(peer);
+  }
+  return absl::OkStatus();
 }
 
 void Negotiator::Depart(int rank) {

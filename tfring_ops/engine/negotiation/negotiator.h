@@ -102,8 +102,10 @@ class Negotiator {
   absl::StatusOr<bool> ProgressMessages(Clock::time_point now);
   // Sends the unsent requests, unless a cached schedule holds.
   bool SendRequests();
-  // Rank 0: passes the requests of `peer` to the coordinator.
-  void AddRequests(int peer, const RequestListDecoder::List& list);
+  // Rank 0: passes the next requests of `peers`, which have all sent `message`,
+  // to the coordinator.
+  absl::Status AddRequests(const std::vector<int>& peers,
+                           const std::string& message);
   // Rank 0: `rank` sends no further requests.
   void Depart(int rank);
   absl::StatusOr<bool> ReceiveRequests();
