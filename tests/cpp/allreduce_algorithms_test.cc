@@ -124,7 +124,7 @@ TEST_P(AllreduceAlgorithmsTest, GivesEveryRankTheSameBits) {
       GetParam().medium);
 }
 
-// See Note [Blocks of a grid].
+// See Note [Parts of a grid].
 TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
   constexpr int kSize = 4;
   // Counts on rank 0.
@@ -153,8 +153,8 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
     });
     return result;
   };
-  // One block, four blocks, and one block per short segment.
-  EXPECT_EQ(turns(kSize * (128 << 10), 512 << 10), 1);
+  // One part, 16 parts, and one part per short segment.
+  EXPECT_EQ(turns(kSize * (16 << 10), 512 << 10), 1);
   EXPECT_GE(turns(kSize * (512 << 10), 512 << 10), 4);
   EXPECT_GE(turns(kSize * (128 << 10), 4 << 10), 8);
 }

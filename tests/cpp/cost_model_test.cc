@@ -89,24 +89,28 @@ TEST(CostModelTest, AGridIsRingsOfEverSmallerShares) {
                        2 * (10 + 2 * 1) + 2 * 0.25);
 }
 
-TEST(CostModelTest, TheAxesOfAGridWorkOnDifferentBlocks) {
+TEST(CostModelTest, TheAxesOfAGridWorkOnDifferentParts) {
   Costs costs;
   costs.within = {0, 1};
-  const auto seconds = [&](double between) {
-    costs.shared_across = costs.across = {0, between};
-    // Four blocks, of 4 MiB each: the first axis takes 2 MiB to scatter and to
-    // gather one, the second axis twice 1 MiB.
+  const auto seconds = [&](double latency, double between) {
+    costs.shared_across = costs.across = {latency, between};
+    // 16 parts, of 1 MiB each: the first axis takes 0.5 MiB to scatter and to
+    // gather one, the second axis twice 0.25 MiB.
     return PredictSeconds(Grid({2, 2}), {2, 2}, costs, 16 << 20) / (1 << 20);
   };
   const auto is_about = [](double expected) {
     return testing::DoubleNear(expected, 0.001);
   };
-  // At the begin and at the end one axis is idle.
-  EXPECT_THAT(seconds(1), is_about(2 + 2 + 2 * 4 + 2 + 2));
-  EXPECT_THAT(seconds(4), is_about(2 + 4 * 8 + 2));
+  const double shown = (1 + 1.0 / 16) / 2;
+  EXPECT_THAT(seconds(0, 1), is_about(16 * 1 + shown * 0.5));
+  // While the first part is scattered and the last one is gathered, the links
+  // between the nodes are idle.
+  EXPECT_THAT(seconds(0, 4), is_about(1 + 16 * 2 + shown * 2));
+  // Eight parts at a time pass the latencies.
+  EXPECT_THAT(seconds(100 << 20, 1), is_about(1 + 200.5 * (1 + 15.0 / 8)));
   // Within one node both axes take turns.
   EXPECT_NEAR(PredictSeconds(Grid({2, 2}), {1, 4}, costs, 16 << 20),
-              4 * (2 + 2 + 2) << 20, 1000);
+              16 * (0.5 + 0.5 + 0.5) * (1 << 20), 1000);
 }
 
 TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {
@@ -314,7 +318,7 @@ TEST(AdaptiveAllreduceLogTest, SaysWhatItHasChosen) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             "tfring info on rank 0: allreduce of 4 ranks on 1 node: "
             "recursive_doubling, hierarchical 2 x 2 from 16384 bytes, "
-            "ring from 131072 bytes; supposed: 2.0 us and 8.00 GB/s within a "
+            "ring from 65536 bytes; supposed: 2.0 us and 8.00 GB/s within a "
             "node, 10.00 GB/s of "
             "reduction\n");
 }

@@ -123,20 +123,6 @@ double RingSeconds(const Path& path, const Costs& costs, int n, double bytes) {
                     StepSeconds(path, costs, bytes / n, /*reduces=*/false));
 }
 
-// Returns the time in which the first axis of a grid scatters or gathers a
-// block.  Of two parts of a chunk one is on the wire while the other is
-// reduced.
-double FirstAxisSeconds(const Path& path, const Costs& costs, int n,
-                        double block_bytes, bool reduces) {
-  const int parts = GridParts(static_cast<int64_t>(block_bytes / n));
-  const double part_bytes = block_bytes / n / parts;
-  double step = StepSeconds(path, costs, part_bytes, reduces);
-  if (parts > 1 && path.overlaps) {
-    step = std::max(part_bytes * path.seconds_per_byte, step / 2);
-  }
-  return parts * (n - 1) * step;
-}
-
 double DoublingSeconds(const Layout& layout, const Costs& costs,
                        int64_t bytes) {
   const int n = layout.ranks();
@@ -168,37 +154,40 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   return blocks * seconds;
 }
 
-// See Note [Blocks of a grid] in ring/hierarchical.cc.
+// See Note [Parts of a grid] in ring/hierarchical.cc.
 double GridSeconds(const std::vector<int>& shape, const Layout& layout,
                    const Costs& costs, int64_t bytes) {
   const bool first_is_node = layout.nodes > 1 && layout.ranks_per_node > 1;
-  const auto path = [&](size_t axis) {
-    return layout.nodes == 1 || (first_is_node && axis == 0)
-               ? Within(layout, costs)
-               : Across(costs);
-  };
-  const int64_t block_bytes = GridBlockBytes(shape, bytes, costs.segment_bytes);
-  const int64_t blocks =
-      std::max<int64_t>(1, (bytes + block_bytes - 1) / block_bytes);
-  double length = static_cast<double>(bytes) / static_cast<double>(blocks);
-  const double scatter =
-      FirstAxisSeconds(path(0), costs, shape[0], length, /*reduces=*/true);
-  const double gather =
-      FirstAxisSeconds(path(0), costs, shape[0], length, /*reduces=*/false);
-  double others = 0;
-  for (size_t axis = 1; axis < shape.size(); ++axis) {
-    length /= shape[axis - 1];
-    others += RingSeconds(path(axis), costs, shape[axis], length);
+  const Path within = Within(layout, costs), across = Across(costs);
+  const int64_t part_bytes = GridPartBytes(shape, bytes, costs.segment_bytes);
+  const int64_t count =
+      std::max<int64_t>(1, (bytes + part_bytes - 1) / part_bytes);
+  const auto parts = static_cast<double>(count);
+  double length = static_cast<double>(bytes) / parts;
+  // Of a part, on the first axis and on the others: the time from its first
+  // move to the last one, and the time for which it is on the busiest link.
+  double taken[2] = {}, busy[2] = {};
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    const bool is_within = layout.nodes == 1 || (first_is_node && axis == 0);
+    const Path& path = is_within ? within : across;
+    const int n = shape[axis];
+    taken[axis > 0] += RingSeconds(path, costs, n, length);
+    length /= n;
+    busy[axis > 0] += 2 * (n - 1) * length * path.seconds_per_byte;
   }
   // Axes on the same links do not gain from working at the same time.
-  if (blocks == 1 || !first_is_node) {
-    return static_cast<double>(blocks) * (scatter + others + gather);
-  }
-  // The first axis works on the next block, on both neighbours, and on the
-  // previous block.
-  return scatter + std::max(others, scatter) +
-         static_cast<double>(blocks - 2) * std::max(others, scatter + gather) +
-         std::max(others, gather) + gather;
+  if (!first_is_node) return parts * (taken[0] + taken[1]);
+  // GridPartsBetween parts are between nodes at a time.
+  const auto at_a_time = static_cast<double>(GridPartsBetween(count));
+  const double of_latencies =
+      taken[0] + taken[1] * (1 + (parts - 1) / at_a_time);
+  if (count == 1) return of_latencies;
+  // The links within the nodes are always busy, or those between them after the
+  // first part has been scattered and until the last one is gathered.  Some of
+  // the latencies show.
+  return std::max(of_latencies,
+                  std::max(parts * busy[0], taken[0] + parts * busy[1]) +
+                      taken[1] * (1 + 1 / parts) / 2);
 }
 
 }  // namespace

@@ -4,10 +4,10 @@
 // axes, and an allgather along the first one brings all shares together.
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
-// link at the same time, while the node's ranks work on another block: see Note
-// [Blocks of a grid].  A ring takes 2 (n - 1) steps, an axis of n only its own
-// 2 (n - 1): axes of 64 and 64 take 252 where a ring of 4096 takes 8190.  All
-// axes of 2 are Rabenseifner's recursive halving and doubling.
+// link at the same time, while the node's ranks work on another part of the
+// buffer: see Note [Parts of a grid].  A ring takes 2 (n - 1) steps, an axis of
+// n only its own 2 (n - 1): axes of 64 and 64 take 252 where a ring of 4096
+// takes 8190.  All axes of 2 are Rabenseifner's recursive halving and doubling.
 //
 // References: X. Jia et al., "Highly scalable deep learning training system
 // with mixed-precision", arXiv:1807.11205 (2018), for nodes; C. Ying et al.,
@@ -49,13 +49,13 @@ class RingGrid {
   std::vector<std::unique_ptr<RingContext>> rings_;
 };
 
-// Returns about how many bytes of a buffer are in a block, for at least two
-// axes.  See Note [Blocks of a grid].
-int64_t GridBlockBytes(absl::Span<const int> shape, int64_t bytes,
-                       int64_t segment_bytes);
+// Returns about how many bytes of a buffer are in a part, for at least two
+// axes. See Note [Parts of a grid].
+int64_t GridPartBytes(absl::Span<const int> shape, int64_t bytes,
+                      int64_t segment_bytes);
 
-// Returns how many parts a chunk of a block is moved in, on the first axis.
-int GridParts(int64_t chunk_bytes);
+// Returns how many of so many parts should be between nodes at a time.
+int64_t GridPartsBetween(int64_t parts);
 
 // output = reduction of every rank's input.  All ranks have the same bits: each
 // element becomes whole at one rank of the last axis, and is copied from there.
