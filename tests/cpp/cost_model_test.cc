@@ -101,11 +101,10 @@ TEST(CostModelTest, TheAxesOfAGridWorkOnDifferentParts) {
   const auto is_about = [](double expected) {
     return testing::DoubleNear(expected, 0.001);
   };
-  const double shown = (1 + 1.0 / 16) / 2;
-  EXPECT_THAT(seconds(0, 1), is_about(16 * 1 + shown * 0.5));
+  EXPECT_THAT(seconds(0, 1), is_about(16 * 1 + 0.5 * (0.5 + 3.0 / 16)));
   // While the first part is scattered and the last one is gathered, the links
   // between the nodes are idle.
-  EXPECT_THAT(seconds(0, 4), is_about(1 + 16 * 2 + shown * 2));
+  EXPECT_THAT(seconds(0, 4), is_about(1 + 16 * 2));
   // Eight parts at a time pass the latencies.
   EXPECT_THAT(seconds(100 << 20, 1), is_about(1 + 200.5 * (1 + 15.0 / 8)));
   // Within one node both axes take turns.

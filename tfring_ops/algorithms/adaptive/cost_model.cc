@@ -181,13 +181,12 @@ double GridSeconds(const std::vector<int>& shape, const Layout& layout,
   const auto at_a_time = static_cast<double>(GridPartsBetween(count));
   const double of_latencies =
       taken[0] + taken[1] * (1 + (parts - 1) / at_a_time);
-  if (count == 1) return of_latencies;
-  // The links within the nodes are always busy, or those between them after the
-  // first part has been scattered and until the last one is gathered.  Some of
-  // the latencies show.
-  return std::max(of_latencies,
-                  std::max(parts * busy[0], taken[0] + parts * busy[1]) +
-                      taken[1] * (1 + 1 / parts) / 2);
+  // Links within nodes that are always busy hide some of the way between nodes;
+  // the simulation shows how much.
+  const double of_first =
+      parts * busy[0] + taken[1] * std::min(1.0, 0.5 + 3 / parts);
+  const double of_others = taken[0] + taken[1] + (parts - 1) * busy[1];
+  return std::max({of_latencies, of_first, of_others});
 }
 
 }  // namespace
