@@ -153,7 +153,7 @@ def main() -> None:
             for figure in kept["figures"]
         ],
     )
-    kept = json.loads((RESULTS / "2026-11-28-scale.json").read_text())
+    kept = json.loads((RESULTS / "2026-11-29-scale.json").read_text())
     plot_ranks(PLOTS / "scaling.svg", kept["figures"])
 
 

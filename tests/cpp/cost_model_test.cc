@@ -316,8 +316,8 @@ TEST(AdaptiveAllreduceLogTest, SaysWhatItHasChosen) {
   });
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             "tfring info on rank 0: allreduce of 4 ranks on 1 node: "
-            "recursive_doubling, hierarchical 2 x 2 from 16384 bytes, "
-            "ring from 65536 bytes; supposed: 2.0 us and 8.00 GB/s within a "
+            "recursive_doubling, hierarchical 2 x 2 from 32768 bytes, "
+            "ring from 262144 bytes; supposed: 2.0 us and 8.00 GB/s within a "
             "node, 10.00 GB/s of "
             "reduction\n");
 }

@@ -121,7 +121,7 @@ TEST(SimulatedJobTest, ARingIsOneStreamAndTakesItsBytes) {
 
 // See Note [Parts of a grid] in ring/hierarchical.cc.
 TEST(SimulatedJobTest, AGridKeepsTheBusiestLinksBusy) {
-  const int64_t count = 2'000'003;
+  const int64_t count = 4'000'003;
   const double bytes = 2 * 3.0 / 4 * 4 * count;  // through either kind of link
   for (const double across : {12.5e9, 1.25e9}) {
     SimulatedNetwork network = Nodes(4, 4);

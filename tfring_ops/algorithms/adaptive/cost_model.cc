@@ -13,7 +13,7 @@ namespace tfring {
 namespace {
 
 // The model is too inexact to distinguish times that are closer.
-constexpr double kMargin = 1.1;
+constexpr double kMargin = 1.08;
 
 // Writes `number` as a product of `count` factors that are as equal as
 // possible.

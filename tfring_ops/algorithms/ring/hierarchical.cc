@@ -35,7 +35,7 @@ namespace {
 // a message is always that long after the turn to send it.
 constexpr int64_t kMostParts = 16;
 constexpr int64_t kLeastPartsBetween = 4;
-constexpr int64_t kLeastChunkBytes = 32 << 10;  // between nodes
+constexpr int64_t kLeastChunkBytes = 128 << 10;  // between nodes
 
 // A primitive on a part.
 struct Move {
@@ -215,11 +215,16 @@ int64_t GridPartBytes(absl::Span<const int> shape, int64_t bytes,
   // stay in cache, as in Note [Reduction by blocks].
   int64_t longest = segment_bytes;
   for (const int length : shape.subspan(2)) longest *= length;
-  int64_t parts = chunk / kLeastChunkBytes;
+  // The more steps there are between nodes, the more latencies are hidden by
+  // many parts, which cost a message each.
+  int64_t steps = 0;
+  for (const int length : shape.subspan(1)) steps += length - 1;
+  const int64_t least = kLeastChunkBytes / std::min<int64_t>(steps, 4);
+  int64_t parts = chunk / least;
   if (parts < kLeastPartsBetween) {
     // Two parts hide each other's reductions within the node, if they are long.
     const bool are_long =
-        bytes / shape[0] >= segment_bytes / 4 && chunk > kLeastChunkBytes / 2;
+        bytes / shape[0] >= segment_bytes / 4 && chunk > least / 2;
     parts = are_long ? 2 : 1;
   }
   parts =
