@@ -1,4 +1,4 @@
-"""Compiles models as their distributed optimizers need it."""
+"""Replaces Keras's `compile`, for models with distributed optimizers."""
 
 from __future__ import annotations
 

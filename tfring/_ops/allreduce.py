@@ -306,7 +306,7 @@ def grouped_allreduce(
 
 @dataclasses.dataclass
 class _Arguments:
-    """The arguments of an allreduce besides tensors and names, checked."""
+    """Checks and holds all arguments of an allreduce but tensors and names."""
 
     function: str
     op: ReduceOp

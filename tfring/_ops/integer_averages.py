@@ -72,22 +72,24 @@ class Reduction:
         """Returns the group's results, by one chain with a start per dtype.
 
         Args:
-            start: A start of a reduction; see `chains.Reduction`.
+            start: The function that starts a request, such as
+                `chains.start_reducescatter`.
             name: The first request's name; see `requests_of`.
             process_set: The ranks that take part.
         """
         started: Started | None = None
         in_flight = []
         for request in requests_of(self._tensors, name, self._names):
-            is_sum = self._is_integer_average(request.tensors[0].dtype)
-            prescale, postscale = (1.0, 1.0) if is_sum else self._factors
+            is_average = self._is_integer_average(request.tensors[0].dtype)
+            # Integers are summed here, and divided in `_results`.
+            prescale, postscale = (1.0, 1.0) if is_average else self._factors
             started = start(
                 request.tensors,
                 request_name=request.request_name,
                 tensor_names=request.tensor_names,
                 previous=started,
                 process_set=process_set,
-                op=ReduceOp.Sum if is_sum else self._op,
+                op=ReduceOp.Sum if is_average else self._op,
                 prescale_factor=prescale,
                 postscale_factor=postscale,
                 last=request.last,

@@ -164,8 +164,9 @@ double GridSeconds(const std::vector<int>& shape, const Layout& layout,
       std::max<int64_t>(1, (bytes + part_bytes - 1) / part_bytes);
   const auto parts = static_cast<double>(count);
   double length = static_cast<double>(bytes) / parts;
-  // Of a part, on the first axis and on the others: the time from its first
-  // move to the last one, and the time for which it is on the busiest link.
+  // A part needs taken[0] seconds for its moves along the first axis and
+  // taken[1] for those along the other axes.  The busiest link carries it for
+  // busy[0] and busy[1] seconds of these.
   double taken[2] = {}, busy[2] = {};
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     const bool is_within = layout.nodes == 1 || (first_is_node && axis == 0);

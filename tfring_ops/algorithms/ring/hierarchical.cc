@@ -180,12 +180,13 @@ class GridMoves {
   const std::vector<const RingContext*> rings_;
   const DataType dtype_;
   const int64_t count_, part_count_, parts_;
-  std::vector<Move> moves_;  // of each part
-  // How many turns a part is behind the part before it, and how many a move
-  // takes that sends.
+  std::vector<Move> moves_;  // Each part makes all of them.
+  // Each part is `stagger_` turns behind the part before it.  A move that sends
+  // takes `turns_within_` or `turns_between_` turns.
   int64_t stagger_, turns_within_, turns_between_;
-  int64_t turn_ = 0;  // of the move to be added
-  // Of the parts that are on their way at a time.
+  int64_t turn_ = 0;  // The next move that is added has this turn.
+  // The primitives of each part that is on its way: part i takes the set i
+  // modulo the number of sets.
   std::vector<std::vector<std::unique_ptr<Primitives>>> primitives_;
 };
 

@@ -22,7 +22,8 @@
 
 namespace tfring {
 
-// Owned by shared pointers.  Not thread-safe, except for finished().
+// A task must be owned by a std::shared_ptr.  It is not thread-safe, except for
+// finished().
 class BucketTask : public std::enable_shared_from_this<BucketTask> {
  public:
   // REQUIRES: the references outlive this.
