@@ -8,7 +8,6 @@ import types
 
 import pytest
 
-from tfring.launcher import processes
 from tfring.launcher.elastic import (
     launcher_channels,
     supervisor,
@@ -132,7 +131,13 @@ def test_a_worker_that_cannot_be_started_harms_no_other(
     host._workers, host._forwarders, host._environment = {}, [], {}
     host._configuration = {"command": ["sleep", "1000"], "directory": "/"}
     host._control = types.SimpleNamespace(send=said.append)
-    before = processes.descendants()
+    started, popen = [], subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(owner, name, fail)
     order = {"worker": "w1", "environment": {}}
     host._start({**order, "first_slot": 0, "cores_shared_by": 1})
@@ -140,4 +145,6 @@ def test_a_worker_that_cannot_be_started_harms_no_other(
     assert (message["kind"], message["worker"]) == ("exited", "w1")
     assert message["how"] == "it cannot be started: no process is left"
     assert host._workers == {}
-    assert processes.descendants() == before
+    # The worker whose output no thread can forward was killed and waited for.
+    assert len(started) == (owner is threading.Thread)
+    assert [each.returncode for each in started] == [-9] * len(started)
