@@ -6,6 +6,8 @@ import os
 # itself on some CPUs.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
+import socket
+
 import pytest
 
 import tfring
@@ -14,3 +16,11 @@ import tfring
 @pytest.fixture
 def initialized():
     tfring.init()
+
+
+@pytest.fixture
+def nobody():
+    """An address that refuses connections, and that no process can take."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()

@@ -98,7 +98,8 @@ def test_messages_of_several_threads_do_not_mix(pair):
 
     def send(sender):
         for number in range(50):
-            channel.send({"sender": sender, "number": number, "text": text})
+            message = {"sender": sender, "number": number, "text": text}
+            channel.send(message, SECONDS)
 
     threads = [threading.Thread(target=send, args=(i,)) for i in range(3)]
     for thread in threads:

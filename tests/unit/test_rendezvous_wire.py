@@ -203,13 +203,16 @@ def test_a_listener_without_the_token_is_not_believed():
 
 @pytest.mark.timeout(SECONDS)
 def test_a_silent_listener_costs_only_the_time_given():
-    silent = socket.create_server(("127.0.0.1", 0))
-    silent_address = silent.getsockname()
-    with pytest.raises(TimeoutError):
-        wire.connect(silent_address, TOKEN, HELLO, 0.3)
-    silent.close()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(TimeoutError),
+    ):
+        wire.connect(silent.getsockname(), TOKEN, HELLO, 0.3)
+
+
+def test_where_nobody_listens_a_connection_is_refused(nobody):
     with pytest.raises(ConnectionRefusedError):
-        wire.connect(silent_address, TOKEN, {})
+        wire.connect(nobody, TOKEN, HELLO, SECONDS)
 
 
 @pytest.fixture
@@ -229,7 +232,9 @@ def names(monkeypatch):
 
 
 @pytest.mark.parametrize("first", ["silent", "refuses", "closes", "other job"])
-def test_each_address_of_a_name_is_tried(listener, names, monkeypatch, first):
+def test_each_address_of_a_name_is_tried(
+    listener, names, nobody, monkeypatch, first
+):
     monkeypatch.setattr(addresses, "_ADDRESS_SECONDS", 0.1)
     with contextlib.ExitStack() as stack:
         if first == "other job":
@@ -237,12 +242,12 @@ def test_each_address_of_a_name_is_tried(listener, names, monkeypatch, first):
             stack.callback(other.close)
             stack.enter_context(accepting(other))
             address = other.address
+        elif first == "refuses":
+            address = nobody
         else:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             address = server.getsockname()
-        if first == "refuses":
-            server.close()
-        elif first == "closes":
+        if first == "closes":
             thread = threading.Thread(target=lambda: server.accept()[0].close())
             thread.start()
             stack.callback(thread.join, SECONDS)
@@ -436,10 +441,12 @@ def test_who_is_told_to_come_again_does_while_there_is_time(monkeypatch):
     server.thread.join(SECONDS)
 
 
-def test_one_that_is_too_busy_is_not_of_another_job():
+def test_one_that_is_too_busy_is_not_of_another_job(monkeypatch):
+    # There is no time for a second attempt.
+    monkeypatch.setattr(wire, "_WAIT_SECONDS", SECONDS)
     server = BusyServer(refusals=1)
     with pytest.raises(TimeoutError, match="too many connections come"):
-        wire.connect(server.address, TOKEN, HELLO, wire._WAIT_SECONDS)
+        wire.connect(server.address, TOKEN, HELLO, SECONDS)
     wire.connect(server.address, TOKEN, HELLO, SECONDS).close()
     server.thread.join(SECONDS)
 
@@ -448,6 +455,7 @@ def test_a_hello_that_came_in_time_is_taken_by_one_that_is_late(
     listener, greeted, clock
 ):
     say_hello(greeted())
+    wait_until(lambda: is_readable(listener))
     clock.now = 10 * wire.HANDSHAKE_SECONDS
     accepted, hello = listener.accept(0)
     assert hello == HELLO
@@ -458,6 +466,10 @@ def test_an_attempt_that_was_given_up_is_not_taken(listener, greeted):
     sock = greeted()
     say_hello(sock)
     sock.close()
+    [accepted] = listener._handshakes
+    poll = select.poll()
+    poll.register(accepted, select.POLLRDHUP)
+    assert poll.poll(1000 * SECONDS)
     assert listener.accept(0) is None
     assert listener.refused == 1
 
