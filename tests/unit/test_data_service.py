@@ -1,10 +1,10 @@
 """The data service's files."""
 
-import socket
-import time
+import types
 
 import pytest
 
+from tfring.data import compute_service
 from tfring.data.compute_service import TfDataServiceConfig, tf_data_service
 
 
@@ -22,7 +22,9 @@ def test_a_config_in_a_file(configfile, tmp_path, monkeypatch):
     config = TfDataServiceConfig(
         2, 3, "compute", ["grpc://a:1", "grpc://b:2"], str(configfile), 5, True
     )
-    monkeypatch.setattr(time, "sleep", lambda seconds: config.write())
+    # `time.sleep` itself is called by other threads, too.
+    writing = types.SimpleNamespace(sleep=lambda seconds: config.write())
+    monkeypatch.setattr(compute_service, "time", writing)
     assert TfDataServiceConfig.read(str(configfile), True) == config
     assert configfile.stat().st_mode & 0o777 == 0o600
     moved = configfile.rename(tmp_path / "moved.json")
@@ -34,15 +36,13 @@ def test_a_config_in_a_file(configfile, tmp_path, monkeypatch):
         TfDataServiceConfig(1, 1, "both", [], "unused")
 
 
-def test_a_job_that_is_gone(configfile):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"grpc://127.0.0.1:{unused.getsockname()[1]}"
-        config = TfDataServiceConfig(
-            *(2, 1, "compute", [address] * 2, str(configfile)),
-            trusted_network=True,
-        )
-        refuses(config, 1, ConnectionError, f"answers at {address}")
+def test_a_job_that_is_gone(configfile, nobody):
+    address = f"grpc://127.0.0.1:{nobody[1]}"
+    config = TfDataServiceConfig(
+        *(2, 1, "compute", [address] * 2, str(configfile)),
+        trusted_network=True,
+    )
+    refuses(config, 1, ConnectionError, f"answers at {address}")
     refuses(config, 2, IndexError, "rank 2 has none of the 2 dispatchers")
 
 
