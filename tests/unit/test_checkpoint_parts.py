@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from moved_clock import Clock
 
 from tfring._checkpoint import callback_states
 from tfring._checkpoint.contents import (
@@ -20,16 +21,8 @@ from tfring._checkpoint.saver import Settings
 from tfring._checkpoint.schedule import Schedule, Signals
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_steps_and_minutes_count_from_the_last_one():
-    clock = Clock()
+    clock = Clock(100.0)
     schedule = Schedule(10, 2, clock)
     schedule.begin(5)
     assert not schedule.is_due_by_steps(14)
@@ -48,7 +41,7 @@ def test_steps_and_minutes_count_from_the_last_one():
 
 
 def test_other_ranks_count_from_the_last_one():
-    clock = Clock()
+    clock = Clock(100.0)
     schedule = Schedule(10, 2, clock)
     schedule.begin(20)
     clock.now += 119
@@ -65,7 +58,7 @@ def test_other_ranks_count_from_the_last_one():
     [(1.0, 1), (0.1, 1), (0.03, 4), (0.001, 100), (0.0, 1000)],
 )
 def test_fast_steps_have_fewer_votes(step_seconds, expected):
-    clock = Clock()
+    clock = Clock(100.0)
     schedule = Schedule(None, 10, clock)
     schedule.begin(0)
     clock.now += 16 * step_seconds

@@ -7,6 +7,7 @@ import threading
 import types
 
 import pytest
+from moved_clock import Clock
 
 from tfring.launcher.elastic import (
     launcher_channels,
@@ -54,10 +55,10 @@ def reach(monkeypatch):
 
     It returns the seconds until the launcher was reached.
     """
-    now = [0.0]
+    clock = Clock()
 
     def pause(seconds):
-        now[0] += seconds
+        clock.now += seconds
 
     # `time.sleep` itself is called by other threads, too.
     moving = types.SimpleNamespace(sleep=pause)
@@ -65,31 +66,31 @@ def reach(monkeypatch):
 
     def reach(error, until=math.inf):
         def connect(address, token, hello, timeout_seconds):
-            now[0] += timeout_seconds
-            if now[0] < until:
+            clock.now += timeout_seconds
+            if clock.now < until:
                 raise error
 
         monkeypatch.setattr(wire, "connect", connect)
-        launcher_channels.reach(("head", 9), "", {}, 600.0, lambda: now[0])
-        return now[0]
+        launcher_channels.reach(("head", 9), "", {}, 600.0, clock)
+        return clock.now
 
-    reach.now = now
+    reach.clock = clock
     return reach
 
 
 @pytest.mark.parametrize("error", [TimeoutError, ConnectionRefusedError])
 def test_a_task_tries_for_its_time_to_reach_the_launcher(reach, error):
     assert 300 <= reach(error, until=300) < 340
-    reach.now[0] = 0.0
+    reach.clock.now = 0.0
     with pytest.raises(error):
         reach(error)
-    assert 600 <= reach.now[0] < 640
+    assert 600 <= reach.clock.now < 640
 
 
 def test_a_task_of_another_job_does_not_try_again(reach):
     with pytest.raises(HandshakeError):
         reach(HandshakeError)
-    assert reach.now[0] == launcher_channels._CONNECT_SECONDS
+    assert reach.clock.now == launcher_channels._CONNECT_SECONDS
 
 
 def test_threads_that_the_script_has_bound_stay_where_they_are():

@@ -2,16 +2,18 @@
 
 import time
 
+from moved_clock import Clock
+
 from tfring.launcher import stages
 from tfring.launcher.stages import Stage, Stages
 
 
 def test_the_last_of_several_ranks_counts():
-    now = [100.0]
-    job = Stages(age_seconds=0.5, clock=lambda: now[0])
+    clock = Clock(100.0)
+    job = Stages(age_seconds=0.5, clock=clock)
 
     def reach_at(seconds, stage):
-        now[0] = 100.0 + seconds
+        clock.now = 100.0 + seconds
         job.reach(stage)
 
     reach_at(0.25, Stage.PREPARED)

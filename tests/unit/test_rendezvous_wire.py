@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from moved_clock import Clock
 from programs import run_python
 from waiting import wait_until
 
@@ -21,14 +22,6 @@ TOKEN = handshake.make_token()
 HELLO = {"role": "worker", "worker": "w1"}
 # A longer wait is a hang, even on a busy machine.
 SECONDS = 60
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
