@@ -19,6 +19,14 @@ def initialized():
 
 
 @pytest.fixture
+def no_job():
+    """Before and after `tfring.init`."""
+    tfring.shutdown()
+    yield
+    tfring.init()
+
+
+@pytest.fixture
 def nobody():
     """An address that refuses connections, and that no process can take."""
     with socket.socket() as bound:

@@ -117,13 +117,9 @@ def test_refuses_to_wrap_twice(again):
         tfring.DistributedOptimizer(again(distributed))
 
 
-def test_needs_init():
-    tfring.shutdown()
-    try:
-        with pytest.raises(tfring.NotInitializedError, match="not initialized"):
-            tfring.DistributedOptimizer(keras.optimizers.Adam())
-    finally:
-        tfring.init()
+def test_needs_init(no_job):
+    with pytest.raises(tfring.NotInitializedError, match="not initialized"):
+        tfring.DistributedOptimizer(keras.optimizers.Adam())
 
 
 def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):

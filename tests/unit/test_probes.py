@@ -59,16 +59,13 @@ def test_gpu_available():
     assert tfring.gpu_available("tensorflow", True) == ("GPU" in devices)
 
 
-def test_what_the_job_has():
-    tfring.shutdown()
-    try:
-        assert tfring.mpi_enabled() is True
-        assert tfring.gloo_enabled() is False
-        for probe in (tfring.mpi_threads_supported, tfring.is_homogeneous):
-            with pytest.raises(tfring.NotInitializedError):
-                probe()
-    finally:
-        tfring.init()
+def test_what_the_job_has(no_job):
+    assert tfring.mpi_enabled() is True
+    assert tfring.gloo_enabled() is False
+    for probe in (tfring.mpi_threads_supported, tfring.is_homogeneous):
+        with pytest.raises(tfring.NotInitializedError):
+            probe()
+    tfring.init()
     assert tfring.mpi_threads_supported() is True
     assert tfring.is_homogeneous() is True
 

@@ -29,13 +29,9 @@ def test_sizes(sizes):
         ShardedEmbedding(*sizes)
 
 
-def test_it_needs_a_job():
-    tfring.shutdown()
-    try:
-        with pytest.raises(tfring.NotInitializedError, match=r"tfring\.init"):
-            keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
-    finally:
-        tfring.init()
+def test_it_needs_a_job(no_job):
+    with pytest.raises(tfring.NotInitializedError, match=r"tfring\.init"):
+        keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
 
 
 def test_a_program_that_only_loads(tmp_path):

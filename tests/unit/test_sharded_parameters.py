@@ -19,16 +19,9 @@ def dense():
     return layer
 
 
-def test_needs_init():
-    tfring.shutdown()
-    try:
-        with (
-            pytest.raises(tfring.NotInitializedError),
-            tfring.shard_parameters(),
-        ):
-            pass
-    finally:
-        tfring.init()
+def test_needs_init(no_job):
+    with pytest.raises(tfring.NotInitializedError), tfring.shard_parameters():
+        pass
 
 
 @pytest.mark.parametrize(
