@@ -9,7 +9,11 @@ import pytest
 import tfring
 from tfring._keras.compiling import distributing
 
-WITHOUT_XLA = [{"sync": tfring.Gossip()}, {"offload": tfring.Offload("all")}]
+WITHOUT_XLA = pytest.mark.parametrize(
+    "options",
+    [{"sync": tfring.Gossip()}, {"offload": tfring.Offload("all")}],
+    ids=["sync", "offload"],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +34,7 @@ def distributed(**options):
     return tfring.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
 
 
-@pytest.mark.parametrize(
-    "options", WITHOUT_XLA, ids=lambda each: next(iter(each))
-)
+@WITHOUT_XLA
 def test_keras_does_not_choose_xla(options):
     model = compiled(distributed(**options))
     assert not model.jit_compile
@@ -40,17 +42,13 @@ def test_keras_does_not_choose_xla(options):
     model.fit(x, x[:, :1], batch_size=2, verbose=0)
 
 
-@pytest.mark.parametrize(
-    "options", WITHOUT_XLA, ids=lambda each: next(iter(each))
-)
+@WITHOUT_XLA
 def test_a_loss_scale_does_not_hide_the_option(options):
     scaled = keras.optimizers.LossScaleOptimizer(distributed(**options))
     assert not compiled(scaled).jit_compile
 
 
-@pytest.mark.parametrize(
-    "options", WITHOUT_XLA, ids=lambda each: next(iter(each))
-)
+@WITHOUT_XLA
 def test_xla_is_refused_by_name(options):
     [argument] = options
     with pytest.raises(NotImplementedError, match=f"{argument}.*jit_compile"):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import types
 
@@ -218,14 +217,24 @@ def test_a_variable_that_is_missing(rendezvous, monkeypatch, name):
 
 
 _WORKER = """
-    import os, time, types
-    from tfring._core import launcher_link, native
+import os, signal, time, types
+from tfring._core import launcher_link, native
 
-    native.capi = lambda: types.SimpleNamespace(
-        tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor))
-    launcher_link.LauncherLink()
-    time.sleep(60)
+native.capi = lambda: types.SimpleNamespace(
+    tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor))
+link = launcher_link.LauncherLink()
 """
+
+
+def start_worker(rendezvous, script):
+    """Starts a worker, which runs a script once it is connected."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WORKER + script],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rendezvous.accept()
+    return process
 
 
 @pytest.mark.parametrize(
@@ -246,37 +255,19 @@ _WORKER = """
     ],
 )
 def test_the_launcher_ends_a_worker_that_waits(rendezvous, end, status, words):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_WORKER)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    rendezvous.accept()
+    process = start_worker(rendezvous, "time.sleep(1000)")
     end(rendezvous.channel)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status
     assert words in errors
 
 
-_SPARE = """
-    import os, signal, types
-    from tfring._core import launcher_link, native
-
-    native.capi = lambda: types.SimpleNamespace(
-        tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor))
-    link = launcher_link.LauncherLink()
-    signal.signal(signal.SIGTERM, lambda number, frame: link.stop_waiting())
-    link.ready(0, -1)
-"""
-
-
 def test_a_signal_wakes_a_worker_that_waits(rendezvous):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_SPARE)],
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start_worker(
+        rendezvous,
+        "signal.signal(signal.SIGTERM, lambda *_: link.stop_waiting())\n"
+        "link.ready(0, -1)",
     )
-    rendezvous.accept()
     assert rendezvous.channel.receive(60)["kind"] == "ready"
     process.terminate()
     assert rendezvous.channel.receive(60) == {"kind": "leaving"}
