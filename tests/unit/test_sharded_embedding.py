@@ -34,7 +34,7 @@ def test_it_needs_a_job(no_job):
         keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
 
 
-def test_a_program_that_only_loads(tmp_path):
+def test_a_program_that_only_loads(initialized, tmp_path):
     path = str(tmp_path / "model.keras")
     layers = [keras.Input((3,), dtype="int32"), ShardedEmbedding(9, 4)]
     layers += [tfring.SyncBatchNormalization(), keras.layers.Dense(1)]
