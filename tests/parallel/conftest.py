@@ -56,7 +56,7 @@ if _ON_FAKE_GPU:
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
 # Tests count requests, and the ranks' comparison would be among them.
-os.environ.setdefault("TFRING_STRAGGLERS", "0")
+os.environ["TFRING_STRAGGLERS"] = "0"
 
 # Tests that fail with nightly builds until other packages follow, and why.
 _EXPECTED_FAILURES = {

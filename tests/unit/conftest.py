@@ -4,7 +4,7 @@ import os
 
 # TensorFlow counts the CPU's allocations with oneDNN alone, which it takes by
 # itself on some CPUs.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 
 import socket
 
