@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import re
+import secrets
 import socket
 import sys
 import threading
@@ -30,10 +31,15 @@ _GUIDE = Path(__file__).parents[2] / "docs/guides/watching.md"
 
 
 def free_ports(size):
-    """The first of as many ports that are free; rank 0 looks."""
+    """The first of as many ports that are free; rank 0 looks.
+
+    Another job of this test on the machine, at the same time, most likely looks
+    at other ports, and connections have ports above these.
+    """
     first = 0
     if tfring.rank() == 0:
-        for first in range(20000, 60000, size):
+        # Each test may seed `random`.
+        for first in iter(lambda: 20000 + secrets.randbelow(12000), None):
             with contextlib.ExitStack() as stack:
                 try:
                     for port in range(first, first + size):
