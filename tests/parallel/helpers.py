@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import keras
@@ -119,6 +120,19 @@ def assert_all_differ(variables):
     of_ranks = tfring.allgather_object(bits_of(variables))
     for of_variable in zip(*of_ranks, strict=True):
         assert len(set(of_variable)) == len(of_ranks)
+
+
+@contextlib.contextmanager
+def job_with(**settings):
+    """The same ranks begin a job with settings of this rank, and end it."""
+    with pytest.MonkeyPatch.context() as environment:
+        tfring.shutdown()
+        for name, value in settings.items():
+            environment.setenv(name, value)
+        tfring.init()
+        yield
+        tfring.shutdown()
+    tfring.init()
 
 
 def warnings_of(category, function):

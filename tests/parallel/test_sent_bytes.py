@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import job_with
 
 import tfring
 
@@ -16,13 +17,8 @@ _BYTES = 3 << 20  # a third of it, too, is a whole number of elements
 @pytest.fixture(scope="module", autouse=True)
 def _rings():
     """Another algorithm than the ring may send more, and a GPU no messages."""
-    with pytest.MonkeyPatch.context() as settings:
-        settings.setenv("TFRING_ALLREDUCE", "ring")
-        tfring.shutdown()
-        tfring.init()
+    with job_with(TFRING_ALLREDUCE="ring"):
         yield
-    tfring.shutdown()
-    tfring.init()
 
 
 def sent_by(collective):
@@ -79,16 +75,11 @@ def test_negotiation_is_control(size):
     assert sum(sent.values()) == sent["control"]
 
 
-def test_the_measurement_of_links_is_control(size, monkeypatch):
-    monkeypatch.setenv("TFRING_ALLREDUCE", "auto")
-    tfring.shutdown()
-    tfring.init()
-    sent = sent_by(lambda: tfring.allreduce(1.0))
+def test_the_measurement_of_links_is_control(size):
+    with job_with(TFRING_ALLREDUCE="auto"):
+        sent = sent_by(lambda: tfring.allreduce(1.0))
     assert sent["allreduce"] < 1000
     assert (sent["control"] > 1_000_000) == (size > 1)
-    monkeypatch.undo()
-    tfring.shutdown()
-    tfring.init()
 
 
 def test_on_one_machine_nothing_goes_to_others():

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import compiled, thorough
+from helpers import compiled, job_with, thorough
 
 import tfring
 
@@ -17,16 +17,10 @@ MOST_STEPS = 600
 
 
 @pytest.fixture
-def looks_each_second(monkeypatch, rank):
-    """A job of the same ranks that compares them each second."""
-    tfring.shutdown()
-    if rank == 0:  # Its settings are those of all.
-        monkeypatch.setenv("TFRING_STRAGGLERS", "1")
-    tfring.init()
-    yield
-    monkeypatch.undo()
-    tfring.shutdown()
-    tfring.init()
+def looks_each_second(rank):
+    """A job that compares its ranks each second, as rank 0 asks for."""
+    with job_with(**({"TFRING_STRAGGLERS": "1"} if rank == 0 else {})):
+        yield
 
 
 def dataset(seconds):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers import job_with
 from mpi4py import MPI
 
 import tfring
@@ -104,17 +105,10 @@ def test_a_repeated_step_needs_no_response(
         assert not any(event.get("cat") == "response" for event in events)
 
 
-def test_from_init_to_shutdown(
-    shared_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_init_to_shutdown(shared_path: Path, size: int) -> None:
     path = shared_path / "timeline.json"
-    tfring.shutdown()
-    monkeypatch.setenv("TFRING_TIMELINE", str(path))
-    tfring.init()
-    tfring.allreduce(tf.ones([5]))
-    tfring.shutdown()
-    monkeypatch.delenv("TFRING_TIMELINE")
-    tfring.init()
+    with job_with(TFRING_TIMELINE=str(path)):
+        tfring.allreduce(tf.ones([5]))
     MPI.COMM_WORLD.Barrier()
     assert len(summary.summarize(summary.read(path)).ranks) == size
     assert not timeline.is_recording()
