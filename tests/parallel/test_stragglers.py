@@ -1,5 +1,6 @@
 """A rank that the others wait for is named while they train."""
 
+import re
 import time
 
 import keras
@@ -65,6 +66,12 @@ def test_a_slow_rank_is_named(
     rank, size, caplog, looks_each_second, cause, jit_compile
 ):
     slow = SLOW_SECONDS * (rank == size - 1)
+
+    def is_named():
+        """The job may be told of another rank before, on a busy machine."""
+        expected = rf"rank {size - 1} \(.* is behind.* its {cause}"
+        return re.search(expected, caplog.text) is not None
+
     model = compiled(
         tfring.DistributedOptimizer("sgd"),
         keras.Input((3,)),
@@ -77,12 +84,7 @@ def test_a_slow_rank_is_named(
         verbose=0,
         callbacks=[
             tfring.callbacks.BroadcastGlobalVariablesCallback(0),
-            Until(
-                lambda: "is behind" in caplog.text,
-                slow * (cause == "computation"),
-            ),
+            Until(is_named, slow * (cause == "computation")),
         ],
     )
-    if rank == 0:
-        assert f"rank {size - 1} (" in caplog.text
-        assert f"its {cause}" in caplog.text
+    assert is_named() == (rank == 0)
