@@ -113,6 +113,7 @@ def train(state):
 train(tfring.elastic.ObjectState(tfring.broadcast_object))
 """,
         options=["--elastic"],
+        env=PATIENT,
     )
     for size in (3, 2):
         line = f"{size} ranks, of which 2 have a set"
@@ -208,9 +209,12 @@ def test_a_rank_that_does_not_come_back(run_job):
     output = run_job(
         2,
         """
+import os
 import tfring
 
 tfring.init()
+# From here on: the ranks need longer for their imports.
+os.environ["TFRING_INIT_TIMEOUT_SECONDS"] = "5"
 
 @tfring.elastic.run
 def train(state):
@@ -226,7 +230,6 @@ except ValueError:
     import time
     time.sleep(1000)
 """,
-        env={"TFRING_INIT_TIMEOUT_SECONDS": "5"},
         status=1,
     )
     assert "rank 1 did not come" in output

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+from elastic_launches import PATIENT
 from jobs import SLOW, TFRINGRUN, printed
 
 # Training on a row increments its weight.
@@ -84,7 +85,9 @@ def train(request, start, write_script):
     script = write_script(request.param)
 
     def train(*options, after=None, act=None):
-        process = start([*TFRINGRUN, *options, sys.executable, script])
+        process = start(
+            [*TFRINGRUN, *options, sys.executable, script], env=PATIENT
+        )
         lines, steps = [], 0
         for line in process.stdout:
             lines.append(line)

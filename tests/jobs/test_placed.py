@@ -116,8 +116,9 @@ def _launcher():
 
 def test_too_few_places(job):
     _, end = job(worker, 3, parts=2, timeout_seconds=1.0)
+    # On a busy machine the two parts may still be starting.
     with pytest.raises(
-        RuntimeError, match="2 of 3 ranks had a place after 1 s"
+        RuntimeError, match=r"[012] of 3 ranks had a place after 1 s"
     ):
         end()
 
