@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 from tfring import _build_info
@@ -97,6 +98,14 @@ def printed(output, word="result"):
     """Returns what the ranks have printed as JSON after a word."""
     lines = re.findall(rf"^\[\w+\] {word} (.*)$", output, re.MULTILINE)
     return [json.loads(text) for text in lines]
+
+
+def wait_until(condition):
+    """Returns when the condition holds; longer than a job is a hang."""
+    end = time.monotonic() + JOB_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def running(marker):

@@ -1,11 +1,10 @@
 """With `keep_traces=True` a step is traced once, whatever the size."""
 
 import sys
-import time
 
 import elastic_training
 from elastic_launches import PATIENT, Records
-from jobs import JOB_SECONDS, TFRINGRUN, finish, printed
+from jobs import TFRINGRUN, finish, printed, wait_until
 
 
 def test_a_step_is_traced_once_whatever_the_size(start, tmp_path):
@@ -22,12 +21,12 @@ def test_a_step_is_traced_once_whatever_the_size(start, tmp_path):
     )
     records = Records(tmp_path / "progress")
     # The first worker trains with the second one, alone, and with the joiner.
-    end = time.monotonic() + JOB_SECONDS
-    while {note.worker for note in records.look() if note.kind == "done"} != {
-        *("w1", "w2", "w3")
-    }:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(
+        lambda: (
+            {note.worker for note in records.look() if note.kind == "done"}
+            == {"w1", "w2", "w3"}
+        )
+    )
     (tmp_path / "enough").touch()
     results = printed(finish(job))
     assert {each["worker"] for each in results} == {"w1", "w3"}

@@ -7,10 +7,9 @@ import shlex
 import signal
 import sys
 import termios
-import time
 
 import pytest
-from jobs import JOB_SECONDS, RANK, TFRINGRUN, in_place_of_ssh
+from jobs import JOB_SECONDS, RANK, TFRINGRUN, in_place_of_ssh, wait_until
 
 SCRIPT = (
     RANK
@@ -148,8 +147,8 @@ def test_ctrl_c_while_nobody_reads(start, write_script):
     # A pager reads one page, too, and then nothing more.
     script = write_script("while True: print('x' * 1000)")
     job = start([*TFRINGRUN, "-np", "1", sys.executable, script])
-    while unread_bytes(job.stdout) < 60_000:  # of the pipe's 65,536
-        time.sleep(0.01)
+    # The pipe holds 65,536.
+    wait_until(lambda: unread_bytes(job.stdout) >= 60_000)
     job.send_signal(signal.SIGINT)
     assert job.wait(JOB_SECONDS) == 128 + signal.SIGINT
 

@@ -9,11 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, RANK, TFRINGRUN, in_place_of_ssh, running
+from jobs import (
+    JOB_SECONDS,
+    RANK,
+    TFRINGRUN,
+    in_place_of_ssh,
+    running,
+    wait_until,
+)
 
 from tfring import horovod
 from tfring._core import abi
@@ -110,10 +116,7 @@ time.sleep(1000)
     if how == "SIGKILL":
         assert process.returncode == -number
         # The kernel tells them; nobody waits for their ends.
-        deadline = time.monotonic() + JOB_SECONDS
-        while running(marker):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not running(marker))
     else:
         assert process.returncode == 128 + number
         assert running(marker) == []
@@ -156,8 +159,7 @@ def test_a_rank_saves_after_a_signal(
     number = signal.Signals[how].value
     job.send_signal(number)
     _read_until(job, f"saves {number}")
-    while other in running(marker):
-        time.sleep(0.01)
+    wait_until(lambda: other not in running(marker))
     (tmp_path / "go").touch()
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert "] saved\n" in output
@@ -196,8 +198,7 @@ def test_an_interrupted_rank_leaves_the_others_time(
     job, other = _start_two(start, script, tmp_path, ["-np", "2"])
     job.send_signal(signal.SIGINT)
     _read_until(job, f"saves {signal.SIGINT.value}")
-    while other in running(marker):
-        time.sleep(0.01)
+    wait_until(lambda: other not in running(marker))
     (tmp_path / "go").touch()
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert "[1] KeyboardInterrupt\n" in output

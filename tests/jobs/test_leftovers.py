@@ -6,12 +6,11 @@ It ends in time, and its processes, its files and its shared memory are gone.
 import shutil
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, RANK, TFRINGRUN, running
+from jobs import JOB_SECONDS, RANK, TFRINGRUN, running, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 SCRIPT = (
@@ -85,9 +84,6 @@ def test_nothing_is_left(start, write_script, folder, marker, harm, victim):
         assert f"tfringrun: rank {victim} (host " in output, output
     elif job.returncode == 0:
         assert output.count("done") == 3, output
-    deadline = time.monotonic() + 60
-    while running(marker) or list(shared.iterdir()):
-        assert time.monotonic() < deadline, output
-        time.sleep(0.1)
+    wait_until(lambda: not running(marker) and not list(shared.iterdir()))
     assert not [path for path in folder.rglob("*") if not path.is_dir()]
     shared.rmdir()

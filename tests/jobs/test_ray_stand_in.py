@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fake_ray
 import pytest
+from jobs import wait_until
 
 import tfring.ray
 from tfring.launcher.launcher_process import Outcome
@@ -106,8 +107,7 @@ def test_an_interrupt_ends_the_ranks(executor, tmp_path):
         signal.pause()
 
     def interrupt():
-        while len([*tmp_path.iterdir()]) < 2:
-            time.sleep(0.02)
+        wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()

@@ -5,11 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, in_place_of_ssh, running
+from jobs import JOB_SECONDS, in_place_of_ssh, running, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -181,10 +180,7 @@ def test_a_program_that_ends_takes_its_job_along(
     if how == "SIGINT":
         assert job.returncode == -signal.SIGINT
         assert output.rstrip().endswith("KeyboardInterrupt")
-    deadline = time.monotonic() + 60
-    while running(marker) or folder.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not running(marker) and not folder.exists())
 
 
 def test_not_from_a_rank(run_job):

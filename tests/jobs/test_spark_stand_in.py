@@ -5,11 +5,11 @@ import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import fake_spark
 import pytest
+from jobs import wait_until
 
 import tfring.spark
 from tfring.launcher.hosts import cpus_of_slot
@@ -72,8 +72,7 @@ def test_a_cancelled_job_ends_its_ranks(session, tmp_path):
         signal.pause()
 
     def cancel():
-        while len([*tmp_path.iterdir()]) < 2:
-            time.sleep(0.02)
+        wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
         context.cancel_all()
 
     threading.Thread(target=cancel).start()
