@@ -6,10 +6,9 @@ import os
 import random
 import re
 import sys
-import time
 from pathlib import Path
 
-from jobs import JOB_SECONDS, running
+from jobs import JOB_SECONDS, running, wait_until
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 # On a busy machine a worker may be silent for longer than the two seconds that
@@ -73,15 +72,10 @@ class Elastic:
     def check_end(self, status=0):
         """The job ends with this status, and leaves no process behind."""
         assert self.finish() == status, self.output
-        assert self.nothing_is_left()
+        self.wait_until_nothing_is_left()
 
-    def nothing_is_left(self, seconds=60):
-        end = time.monotonic() + seconds
-        while running(self.marker):
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.05)
-        return True
+    def wait_until_nothing_is_left(self):
+        wait_until(lambda: not running(self.marker))
 
 
 @dataclasses.dataclass

@@ -132,7 +132,7 @@ def test_a_killed_launcher_leaves_nothing(elastic, are_stopped):
         for pid in job.workers():
             os.kill(pid, signal.SIGSTOP)
     job.process.kill()
-    assert job.nothing_is_left()
+    job.wait_until_nothing_is_left()
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -145,7 +145,7 @@ def test_a_killed_supervisor_leaves_nothing(elastic, which):
     # The status is SIGTERM if the remaining process could still forward it.
     assert job.finish() in (1, 143), job.output
     assert "all workers are lost" in job.output
-    assert job.nothing_is_left()
+    job.wait_until_nothing_is_left()
 
 
 def test_a_lost_supervisor_is_replaced_and_so_are_its_workers(elastic):
@@ -169,7 +169,7 @@ def test_the_job_ends_when_nobody_reads_its_output(elastic):
     job.read_until("generation 1: rank", 2)
     job.process.stdout.close()
     assert job.process.wait(JOB_SECONDS) == 128 + signal.SIGPIPE
-    assert job.nothing_is_left()
+    job.wait_until_nothing_is_left()
 
 
 def ports(pids):

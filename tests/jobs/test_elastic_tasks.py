@@ -78,7 +78,7 @@ def test_a_task_that_is_killed_is_a_lost_host_and_may_come_again(task):
     assert head.finish() == 0, head.output
     assert again.finish() == 0, again.output
     for each in (head, other, again):
-        assert each.nothing_is_left()
+        each.wait_until_nothing_is_left()
 
 
 def test_a_task_that_is_asked_to_end_takes_its_workers_along(task):
@@ -108,7 +108,7 @@ def test_tasks_end_with_the_launcher(task):
     head.process.kill()
     other.check_end(1)
     assert "tfringrun: the launcher is gone." in other.output
-    assert head.nothing_is_left()
+    head.wait_until_nothing_is_left()
 
 
 def test_a_task_with_another_token_is_refused(task):
