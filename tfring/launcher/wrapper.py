@@ -105,8 +105,8 @@ def describe(
     where = f"{who} (host {host})" if host else who
     if status == ASKS_FOR_MORE:
         return (
-            f"tfringrun: {where} has saved and asks for another start: exit "
-            f"status {status}."
+            f"{where} has saved and asks for another start: exit status "
+            f"{status}."
         )
     # 1 is Python's exit status for an uncaught exception. With another status
     # the rank has survived the exception in its traceback.

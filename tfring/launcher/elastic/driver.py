@@ -410,7 +410,7 @@ class Driver:
         else:
             end = wrapper.describe(
                 who, first.host, first.status, exception, last_line
-            ).removeprefix("tfringrun: ")
+            )
         return f"{failure}\n{end}" if self._job.limits.replaces else end
 
 
