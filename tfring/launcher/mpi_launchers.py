@@ -227,7 +227,7 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     if job.hosts:
-        options += ["-H", _join_hosts(job.hosts)]
+        options += ["-H", ",".join(map(str, job.hosts))]
     # By default Open MPI would bind each of two ranks to a single core.
     mapping = "slot"
     if job.cores_per_rank:
@@ -254,16 +254,9 @@ def _hydra_options(job: Job) -> list[str]:
     # core.
     options = ["-prepend-pattern", "\x1e%r\x1f"]
     if job.hosts:
-        options += ["-hosts", _join_hosts(job.hosts)]
-    if job.cores_per_rank:
-        options += ["-bind-to", f"core:{job.cores_per_rank}"]
-    else:
-        options += ["-bind-to", "none"]
-    return options
-
-
-def _join_hosts(hosts: Iterable[Host]) -> str:
-    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        options += ["-hosts", ",".join(map(str, job.hosts))]
+    cores = job.cores_per_rank
+    return [*options, "-bind-to", f"core:{cores}" if cores else "none"]
 
 
 def marks(launcher: MpiLauncher) -> Marks:

@@ -168,7 +168,7 @@ def _say_how(
     job: mpi_launchers.Job,
     command: Sequence[str],
 ) -> None:
-    where = ", ".join(f"{host.name}:{host.slots}" for host in job.hosts)
+    where = ", ".join(map(str, job.hosts))
     binding = (
         f"each bound to {job.cores_per_rank} cores"
         if job.cores_per_rank

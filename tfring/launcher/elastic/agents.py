@@ -114,23 +114,20 @@ class Agent:
 
     def _program(self) -> Program | None:
         """Returns the supervisor's program. Runs in the child's thread."""
-        interface = _address_for(self._host, self._job)
+        host = Host(self._host, 1)
+        interface = _address_for(host.name, self._job)
         self._interfaces.put(interface)
         self._wake()
         address = self._addresses.get()
         if address is None:
             return None
-        configuration = self._job.configuration(
-            self._host, self._token, address
-        )
-        if Host(self._host, 1).is_local():
+        configuration = self._job.configuration(host.name, self._token, address)
+        if host.is_local():
             configuration["interface"] = interface
         else:
             configuration["environment"] = {
                 name: self._job.environment[name] for name in self._job.exported
             }
         line = json.dumps(configuration).encode() + b"\n"
-        command = Host(self._host, 1).command(
-            _MODULE, os.environ.get("PYTHONPATH", "")
-        )
+        command = host.command(_MODULE, os.environ.get("PYTHONPATH", ""))
         return Program(command, line, reads="stderr")

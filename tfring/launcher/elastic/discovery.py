@@ -78,7 +78,7 @@ def parse(text: str) -> dict[str, int]:
     for line in text.splitlines():
         if not line.strip():
             continue
-        (host,) = hosts_lib.parse_hosts(line.strip().replace(",", "?"))
+        host = hosts_lib.parse_host(line.strip())
         if host.name in slots:
             raise ValueError(f"host {host.name} is there twice.")
         slots[host.name] = host.slots

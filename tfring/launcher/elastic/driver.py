@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server
 from tfring.launcher.elastic.workers import Say
+from tfring.launcher.hosts import slots_by_name
 from tfring.launcher.output import View
 from tfring.launcher.stages import Stage, Stages
 from tfring.rendezvous import handshake
@@ -97,10 +97,7 @@ class Driver:
         with processes.stopped_by(self._signals.append, numbers):
             try:
                 if self._discovery is None:
-                    slots: collections.Counter[str] = collections.Counter()
-                    for host in self._job.hosts:
-                        slots[host.name] += host.slots
-                    self._hosts.update(slots)
+                    self._hosts.update(slots_by_name(self._job.hosts))
                 self._train()
                 self._end()
                 return self._status()
