@@ -24,14 +24,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent() -> None:
-    """Makes this process get SIGTERM when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def be_killed_with_parent() -> None:
-    """Makes this process get SIGKILL when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Makes this process get a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager
@@ -88,13 +83,10 @@ def descendants() -> list[int]:
     """Returns the living processes that this one or its children started."""
     parents = {}
     for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name of the program, in parentheses, may contain anything.
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(directory.name)] = int(fields[1])
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent, *_ = stat_fields(directory.name)
+            if state != "Z":
+                parents[int(directory.name)] = int(parent)
     found = {os.getpid()}
     while more := {
         pid
@@ -103,6 +95,23 @@ def descendants() -> list[int]:
     }:
         found |= more
     return sorted(found - {os.getpid()})
+
+
+def stat_fields(process: int | str) -> list[str]:
+    """Returns the fields of /proc/PID/stat from the state on.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    stat = Path(f"/proc/{process}/stat").read_text()
+    # The name of the program, in parentheses, may contain anything.
+    return stat.rpartition(")")[2].split()
+
+
+def kill_group(leader: int) -> None:
+    """Kills what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _signal_all(pids: Sequence[int], number: int) -> None:
