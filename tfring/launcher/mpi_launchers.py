@@ -16,6 +16,7 @@ from pathlib import Path
 from tfring.launcher import wrapper
 from tfring.launcher.hosts import Host
 from tfring.launcher.output import Marks
+from tfring.launcher.surroundings import SHARED_MEMORY
 
 
 class Family(enum.Enum):
@@ -194,7 +195,6 @@ def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
 # Shared memory that Open MPI needs per rank, with a margin: a full /dev/shm
 # fails the job.
 _SHARED_BYTES_PER_RANK = 24 << 20
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
@@ -216,10 +216,9 @@ def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
 def _has_memory(needed_bytes: int) -> bool:
     """Tells whether /dev/shm has this much room; without it ranks need TCP."""
     try:
-        space = os.statvfs(_SHARED_MEMORY)
+        return shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes
     except OSError:
         return False
-    return space.f_bavail * space.f_frsize >= needed_bytes
 
 
 def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
