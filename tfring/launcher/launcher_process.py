@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfring.launcher import command_line
+from tfring.launcher import command_line, orders
 from tfring.rendezvous import handshake, wire
 
 # How long the launcher has to end the ranks on all hosts after their grace.
@@ -53,19 +52,6 @@ def child_environment() -> dict[str, str]:
     package = str(Path(__file__).parents[2])
     search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
-
-
-def read_order() -> dict[str, Any]:
-    """Reads this process's order, a line of JSON, from standard input.
-
-    Bytes after the line stay unread.
-    """
-    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()
-    if not line.endswith(b"\n"):
-        sys.exit(1)  # the parent is gone
-    order: dict[str, Any] = json.loads(line)
-    return order
 
 
 class Rendezvous:
@@ -145,11 +131,8 @@ class Rendezvous:
             start_new_session=True,
         )
         os.close(writer)
-        assert self._process.stdin is not None
         # If the launcher has ended already, `follow` finds no outcome.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+        orders.write(self._process, order)
 
     def follow(self) -> Outcome:
         """Shows the job's output until its end, and returns how it ended."""

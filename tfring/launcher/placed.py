@@ -16,10 +16,8 @@ they watch their standard input.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import pickle
 import socket
@@ -32,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfring.launcher import private_files
+from tfring.launcher import orders, private_files
 from tfring.launcher.elastic import elastic_job
 from tfring.launcher.hosts import Host
 from tfring.launcher.launcher_process import (
@@ -177,11 +175,8 @@ def start_part(
         # An interrupt reaches the ranks through the launcher alone.
         start_new_session=True,
     )
-    assert process.stdin is not None
     # If the part has ended already, the launcher misses its ranks.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(configured).encode() + b"\n" + call)
-        process.stdin.flush()
+    orders.write(process, configured, call)
     return Part(process, complaints, on_loss)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import socket
 import time
 from collections.abc import Callable
 
+from tfring.launcher import orders
 from tfring.launcher.elastic.child import Child, Program
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
@@ -128,6 +128,5 @@ class Agent:
             configuration["environment"] = {
                 name: self._job.environment[name] for name in self._job.exported
             }
-        line = json.dumps(configuration).encode() + b"\n"
         command = host.command(_MODULE, os.environ.get("PYTHONPATH", ""))
-        return Program(command, line, reads="stderr")
+        return Program(command, orders.encoded(configuration), reads="stderr")

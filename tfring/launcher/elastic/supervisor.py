@@ -1,11 +1,10 @@
 """The program on each host of an elastic job that starts and kills workers.
 
-It reads its configuration from standard input, as a line of JSON, so that the
-job's token is on no command line. Then it follows the rendezvous' orders,
-passes on the workers' output, and reports how each worker has ended. It ends,
-with all its workers, when its connection or its standard input ends. In a task
-of a batch system `tasks` gives it the configuration, and the host joins by
-itself.
+It reads its configuration (`orders`) from standard input. Then it follows the
+rendezvous' orders, passes on the workers' output, and reports how each worker
+has ended. It ends, with all its workers, when its connection or its standard
+input ends. In a task of a batch system `tasks` gives it the configuration, and
+the host joins by itself.
 
 Two processes share the work. One is the parent of the workers; the other is the
 parent of that one, and only waits, to kill leftovers if it is killed.
@@ -17,7 +16,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import math
 import os
 import select
@@ -31,7 +29,7 @@ import traceback
 from types import FrameType
 from typing import Any
 
-from tfring.launcher import command_line, processes, rank_wrapper
+from tfring.launcher import command_line, orders, processes, rank_wrapper
 from tfring.launcher.elastic import worker_process
 from tfring.launcher.elastic.launcher_channels import Output, reach
 from tfring.launcher.elastic.worker_process import WorkerProcess
@@ -373,9 +371,7 @@ def _supervise(configuration: dict[str, Any]) -> int:
 
 def main() -> int:
     """Runs the supervisor of a host that the launcher has chosen."""
-    line = sys.stdin.readline()
-    # The line is incomplete if the launcher has died meanwhile.
-    return supervise(json.loads(line)) if line.endswith("\n") else 1
+    return supervise(orders.read())
 
 
 if __name__ == "__main__":
