@@ -153,7 +153,10 @@ def start_part(
         own = children["PYTHONPATH"]
         variables["PYTHONPATH"] = os.pathsep.join([*search, own])
     configured = {
-        **configuration(ticket, place),
+        "token": ticket.token,
+        "address": ticket.address,
+        "host": place,
+        "silence_seconds": elastic_job.silence_seconds(),
         "slots": slots,
         "threads": threads,
         "order": order,
@@ -184,24 +187,6 @@ def search_path(environment: Mapping[str, str]) -> list[str]:
     """Returns the folders of PYTHONPATH."""
     path = environment.get("PYTHONPATH", "").split(os.pathsep)
     return [entry for entry in path if entry]
-
-
-def configuration(ticket: Ticket, place: str) -> dict[str, Any]:
-    """Returns what the supervisor of a place is told; see `Supervisor`.
-
-    The supervisor's machine has to add the `node`.
-    """
-    return {
-        "token": ticket.token,
-        "address": ticket.address,
-        "host": place,
-        "slots": 1,
-        "directory": str(Path.cwd()),
-        "silence_seconds": elastic_job.silence_seconds(),
-        "interface": None,
-        "has_lifeline": True,
-        "environment": {},
-    }
 
 
 def node() -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tfring.launcher.launcher_process import Ticket
-from tfring.launcher.placed import configuration, node, search_path
+from tfring.launcher.placed import node, search_path
 from tfring.rendezvous import wire
 
 _CONNECT_SECONDS = 30.0
@@ -44,9 +44,11 @@ class Joined:
         Raises:
             OSError: The launcher cannot be reached, or has ended the job.
         """
-        order = {**configuration(ticket, place), "node": node()}
-        hello = {key: order[key] for key in ("host", "node", "slots")} | {
-            "role": "supervisor"
+        hello: dict[str, Any] = {
+            "role": "supervisor",
+            "host": place,
+            "slots": 1,
+            "node": node(),
         }
         sock = wire.connect(
             ticket.address, ticket.token, hello, _CONNECT_SECONDS
@@ -64,7 +66,7 @@ class Joined:
                 "TFRING_ELASTIC_TOKEN": ticket.token,
                 "TFRING_ELASTIC_RENDEZVOUS": f"{address}:{port}",
                 "TFRING_ELASTIC_INTERFACE": sock.getsockname()[0],
-                "TFRING_ELASTIC_HOST": order["node"],
+                "TFRING_ELASTIC_HOST": hello["node"],
                 "TFRING_ELASTIC_WORKER": self.worker,
             }
         )

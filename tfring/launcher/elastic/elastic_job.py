@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfring._core import settings
@@ -44,10 +43,7 @@ class ElasticJob:
             "address": address,
             "host": host,
             "command": list(self.command),
-            "directory": str(Path.cwd()),
             "silence_seconds": self.silence_seconds,
-            "interface": None,
-            "has_lifeline": True,
             "environment": dict(self.environment),
         }
 
@@ -166,7 +162,7 @@ def placed(
 ) -> ElasticJob:
     """Returns a job whose workers are started where an engine has placed them.
 
-    The arguments are those of `placed.Rendezvous`.
+    The arguments are those of `launcher_process.Rendezvous`.
 
     Raises:
         ValueError: A setting is invalid.

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -47,22 +48,25 @@ class Supervisor:
         """Connects to the rendezvous.
 
         Args:
-            configuration: `token`, `address`, `host`, `command`, `directory`,
-                `environment` (variables that workers have besides this
-                process's), `silence_seconds` (after which a stopped worker is
-                reported), `interface` (the address at which workers listen;
-                None: the one from which this process reaches the rendezvous)
-                and `has_lifeline` (whether the end of standard input ends this
-                process). For a host that the launcher does not know: `slots`,
+            configuration: `token`, `address`, `host`, `command`, `environment`
+                (variables that workers have besides this process's) and
+                `silence_seconds` (after which a stopped worker is reported).
+                For a host that the launcher does not know: `slots`,
                 `patience_seconds` (for how long to try to reach the launcher)
-                and `order` (which sorts such hosts). Optional: `node` (equal
-                for supervisors on one machine, whose workers share memory) and
-                `threads` (how many a worker starts; default 1).
+                and `order` (which sorts such hosts). Optional: `interface` (the
+                address at which workers listen; default: the one from which
+                this process reaches the rendezvous), `has_lifeline` (whether
+                the end of standard input ends this process; default True),
+                `node` (equal for supervisors on one machine, whose workers
+                share memory) and `threads` (how many a worker starts; default
+                1).
 
         Raises:
             OSError: The rendezvous cannot be reached.
         """
         self._configuration = configuration
+        # Workers start here even if the folder is mounted again meanwhile.
+        self._directory = Path.cwd()
         address = tuple(configuration["address"])
         token = configuration["token"]
         host = configuration["host"]
@@ -73,7 +77,7 @@ class Supervisor:
             hello["order"] = configuration.get("order", 0)
         patience_seconds = configuration.get("patience_seconds", 0.0)
         control = reach(address, token, hello, patience_seconds)
-        interface = configuration["interface"] or control.getsockname()[0]
+        own_address = control.getsockname()[0]
         # A name may have several addresses. Workers use the one that has
         # answered.
         address = control.getpeername()[:2]
@@ -88,7 +92,9 @@ class Supervisor:
             "TFRING_ELASTIC_JOB": self._job,
             "TFRING_ELASTIC_TOKEN": token,
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
-            "TFRING_ELASTIC_INTERFACE": interface,
+            "TFRING_ELASTIC_INTERFACE": configuration.get(
+                "interface", own_address
+            ),
             # Workers with the same value share memory.
             "TFRING_ELASTIC_HOST": configuration.get("node", host),
         }
@@ -126,7 +132,7 @@ class Supervisor:
         poll = select.poll()
         for descriptor in (self._control.fileno(), self._wake):
             poll.register(descriptor, select.POLLIN)
-        if self._configuration["has_lifeline"]:
+        if self._configuration.get("has_lifeline", True):
             poll.register(0, select.POLLIN)
         while not (self._ending and not self._workers):
             # A bounded wait also bounds the cost of a lost wake-up.
@@ -246,7 +252,7 @@ class Supervisor:
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
-                cwd=self._configuration["directory"],
+                cwd=self._directory,
                 env={**environment, **rank_wrapper.share_gpus(environment)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
