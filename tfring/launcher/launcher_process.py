@@ -6,14 +6,13 @@ import codecs
 import dataclasses
 import json
 import os
-import selectors
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfring.launcher import command_line, orders
+from tfring.launcher import command_line, orders, processes
 from tfring.rendezvous import handshake, wire
 
 # How long the launcher has to end the ranks on all hosts after their grace.
@@ -173,26 +172,14 @@ class Rendezvous:
     def _show_output(self) -> None:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
+        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         decoder = codecs.getincrementaldecoder("utf-8")
-        with selectors.DefaultSelector() as selector:
-            for pipe, name in (
-                (self._process.stdout, "stdout"),
-                (self._process.stderr, "stderr"),
-            ):
-                selector.register(
-                    pipe, selectors.EVENT_READ, (name, decoder("replace"))
-                )
-            while selector.get_map():
-                for key, _ in selector.select():
-                    name, decode = key.data
-                    data = os.read(key.fd, 1 << 16)
-                    # Look the stream up each time, because a notebook replaces
-                    # it.
-                    stream = getattr(sys, name)
-                    if stream is not None:
-                        _write(stream, decode.decode(data, final=not data))
-                    if not data:
-                        selector.unregister(key.fileobj)
+        decoders = {name: decoder("replace") for name in pipes}
+        for name, data in processes.pieces(pipes):
+            text = decoders[name].decode(data, final=not data)
+            # Look the stream up each time, because a notebook replaces it.
+            if (stream := getattr(sys, name)) is not None:
+                _write(stream, text)
 
 
 def _terminals() -> list[int]:

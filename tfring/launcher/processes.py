@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, TypeVar
+
+Key = TypeVar("Key")
 
 # Signals that ask a job to end. The ranks get them, and have a grace.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,6 +59,19 @@ def open_wake_pipe() -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     return reader
+
+
+def pieces(pipes: Mapping[Key, IO[bytes]]) -> Iterator[tuple[Key, bytes]]:
+    """Yields the key of a pipe and what it brings; b"" is its end."""
+    with selectors.PollSelector() as selector:
+        for key, pipe in pipes.items():
+            selector.register(pipe, selectors.EVENT_READ, key)
+        while selector.get_map():
+            for ready, _ in selector.select():
+                data = os.read(ready.fd, 1 << 16)
+                if not data:
+                    selector.unregister(ready.fileobj)
+                yield ready.data, data
 
 
 def ended_child() -> int:

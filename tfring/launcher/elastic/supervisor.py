@@ -19,7 +19,6 @@ import itertools
 import math
 import os
 import select
-import selectors
 import signal
 import subprocess
 import sys
@@ -276,29 +275,24 @@ class Supervisor:
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on a worker's output. Runs in a thread for each worker."""
-        selector = selectors.PollSelector()
-        for stream, pipe in ((1, process.stdout), (2, process.stderr)):
-            assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, (stream, pipe))
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pipes = {1: process.stdout, 2: process.stderr}
         connected = True
-        while selector.get_map():
-            for key, _ in selector.select():
-                stream, pipe = key.data
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(pipe)
-                    pipe.close()
-                elif connected:
-                    message = {
-                        "kind": "output",
-                        "worker": name,
-                        "stream": stream,
-                        "data": data.decode("latin-1"),
-                    }
-                    try:
-                        self._output.send(message)
-                    except OSError:
-                        connected = False
+        for stream, data in processes.pieces(pipes):
+            if not data:
+                pipes[stream].close()
+            elif connected:
+                message = {
+                    "kind": "output",
+                    "worker": name,
+                    "stream": stream,
+                    "data": data.decode("latin-1"),
+                }
+                try:
+                    self._output.send(message)
+                except OSError:
+                    connected = False
 
     def _reap(self) -> None:
         """Reports the workers that have ended, and kills their leftovers."""
