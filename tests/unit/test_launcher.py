@@ -203,6 +203,9 @@ class TestCommandLine:
             *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
         }
         assert set(mpi_launchers.exported_names(job | login)) == job
+        wanted = [("TERM", None), ("A", "1")]
+        exported = mpi_launchers.exported_names(job | login, wanted)
+        assert exported == sorted({*job, "TERM", "A"})
 
 
 class TestUsage:

@@ -285,11 +285,18 @@ _NOT_EXPORTED = re.compile(
 )
 
 
-def exported_names(environment: Iterable[str]) -> list[str]:
-    """Returns the names of variables to copy to ranks on other machines."""
+def exported_names(
+    environment: Iterable[str], exports: Sequence[tuple[str, str | None]] = ()
+) -> list[str]:
+    """Returns the names of variables to copy to ranks on other machines.
+
+    Those of `exports`, the options `-x`, are copied in any case.
+    """
     return sorted(
-        name
-        for name in environment
-        if re.fullmatch(r"[A-Za-z_]\w*", name)
-        and not _NOT_EXPORTED.fullmatch(name)
+        {name for name, _ in exports}.union(
+            name
+            for name in environment
+            if re.fullmatch(r"[A-Za-z_]\w*", name)
+            and not _NOT_EXPORTED.fullmatch(name)
+        )
     )

@@ -36,8 +36,8 @@ def prepare(
     ranks: int | None,
     hosts: Sequence[Host],
     view: View,
-    exports: Sequence[tuple[str, str | None]] = (),
-    settings: Mapping[str, str] | None = None,
+    exports: Sequence[tuple[str, str | None]],
+    settings: Mapping[str, str],
 ) -> RunningJob:
     """Returns a job that is ready to run.
 
@@ -58,14 +58,8 @@ def prepare(
     """
     stages = Stages()
     launcher = find_launcher()
-    environment = make_environment(exports, settings or {})
-    job = _describe(
-        ranks,
-        hosts,
-        command,
-        environment,
-        exports=[name for name, _ in exports],
-    )
+    environment = make_environment(exports, settings)
+    job = _describe(ranks, hosts, command, environment, exports)
     environment = {**mpi_launchers.environment(launcher, job), **environment}
     line = mpi_launchers.command_line(launcher, job)
     if view.verbose:
@@ -119,8 +113,7 @@ def _describe(
     hosts: Sequence[Host],
     command: Sequence[str],
     environment: Mapping[str, str],
-    *,
-    exports: Sequence[str],
+    exports: Sequence[tuple[str, str | None]],
 ) -> mpi_launchers.Job:
     slots = sum(host.slots for host in hosts)
     if ranks is None:
@@ -147,18 +140,14 @@ def _describe(
             "some slots get several.",
             file=sys.stderr,
         )
-    exported = (
-        {*mpi_launchers.exported_names(environment), *exports}
-        if elsewhere
-        else ()
-    )
+    exported = mpi_launchers.exported_names(environment, exports)
     return mpi_launchers.Job(
         ranks=ranks,
         command=command,
         hosts=hosts,
         oversubscribe=oversubscribe,
         cores_per_rank=cores_per_rank,
-        exported=sorted(exported),
+        exported=exported if elsewhere else (),
         one_machine=not elsewhere,
     )
 
