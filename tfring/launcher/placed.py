@@ -38,6 +38,7 @@ from tfring.launcher.launcher_process import (
     Ticket,
     child_environment,
 )
+from tfring.launcher.reason import last_line
 
 # How long a part may take to end its ranks and to remove its files.
 _PART_SECONDS = 15.0
@@ -114,9 +115,8 @@ class Part:
         if self._complaints is None or self._data:
             return ""
         self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").strip()
-        line = said.rpartition("\n")[2].strip().rstrip(".")
-        return line or f"exit status {self._process.returncode}"
+        status = f"exit status {self._process.returncode}"
+        return last_line(self._complaints.read()) or status
 
 
 def start_part(

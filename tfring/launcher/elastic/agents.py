@@ -13,6 +13,7 @@ from tfring.launcher import orders
 from tfring.launcher.elastic.child import Child, Program
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
+from tfring.launcher.reason import last_line
 from tfring.rendezvous import addresses, wire
 
 # How long a supervisor may take to connect to the launcher.
@@ -92,7 +93,10 @@ class Agent:
                 self._error = str(error)
                 self.kill()
         if self._error or self._child.is_over:
-            return self._error or self._why_ended()
+            why = (
+                self._error or self._child.error or last_line(self._child.text)
+            )
+            return why or "its supervisor has ended"
         if time.monotonic() < self.connect_by:
             return ""
         if not self._has_name:
@@ -101,11 +105,6 @@ class Agent:
             f"its supervisor does not connect to the launcher in "
             f"{CONNECT_SECONDS:g} s; a firewall may be in between"
         )
-
-    def _why_ended(self) -> str:
-        said = self._child.text.decode(errors="replace").strip()
-        line = said.rpartition("\n")[2].strip().rstrip(".")
-        return self._child.error or line or "its supervisor has ended"
 
     def kill(self) -> None:
         """Kills the process. A supervisor elsewhere then ends by itself."""
