@@ -70,15 +70,14 @@ class JobScreen(Screen):
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
-        # The prefix of each worker's lines; by default its name.
+        # The rank before each worker's lines. Without one it is the name.
         self.prefixes: dict[int, str] = {}
         # The host of each worker.
         self.hosts: dict[int, str] = {}
-        super().__init__(
-            self.writer.write,
-            view,
-            lambda worker: self.prefixes.get(worker, f"w{worker}"),
-        )
+        super().__init__(self.writer.write, view)
+
+    def _name(self, worker: int) -> str:
+        return self.prefixes.get(worker, f"w{worker}")
 
     def _prefix(self, worker: int) -> str:
         if not self._view.shows_hosts:
