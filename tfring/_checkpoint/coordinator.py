@@ -9,6 +9,7 @@ ranks end a phase in the same step, because they vote on it.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,10 +34,6 @@ from tfring._core import runtime
 from tfring._ops.allreduce import allreduce
 from tfring._ops.gather_json import gather_json
 from tfring._ops.reductions import ReduceOp
-
-# The exit status of a job that is to be started again: EX_TEMPFAIL of
-# sysexits.h.
-ASKS_FOR_MORE = 75
 
 
 class Wish(NamedTuple):
@@ -328,7 +325,7 @@ class Coordinator:
                 "asks for another start. %s",
                 signal.Signals(number).name,
                 step,
-                ASKS_FOR_MORE,
+                os.EX_TEMPFAIL,
                 "Its last checkpoint could not be written."
                 if self._has_failed
                 else f"Its state is in {self._folder.path}.",
@@ -336,7 +333,7 @@ class Coordinator:
             if self._requeues:
                 logging.warning("tfring: %s", requeue())
         self.close()
-        return ASKS_FOR_MORE
+        return os.EX_TEMPFAIL
 
     def let_leave(self) -> None:
         """Completes the last checkpoint, and passes on SIGTERM.
