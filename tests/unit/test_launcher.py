@@ -217,7 +217,7 @@ class TestUsage:
             monkeypatch.delenv(name, raising=False)
         self.started = None
 
-        def record(command, environment, *rest, **options):
+        def record(launcher, command, environment, *rest, **options):
             self.started = command
             self.environment = environment
             self.options = options

@@ -66,13 +66,12 @@ def prepare(
         _say_how(launcher, job, line)
     is_open_mpi = launcher.family is mpi_launchers.Family.OPEN_MPI
     return RunningJob(
+        launcher,
         line,
         environment,
-        mpi_launchers.marks(launcher),
         job.ranks,
         view=view,
         stages=stages,
-        carriers=launcher.carriers,
         grace_seconds=command_line.grace_seconds(environment),
         # Removal takes time: it reads the memory maps of all processes.
         meanwhile=leftovers.remove if is_open_mpi else None,
