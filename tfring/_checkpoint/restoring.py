@@ -168,8 +168,7 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
     Raises:
         ValueError: The checkpoint is of another training.
     """
-    rank, size = runtime.rank(), runtime.size()
-    takers: Mapping[Rule, Callable[[Saved, Item, int, int], None]] = {
+    takers: Mapping[Rule, Callable[[Saved, Item], None]] = {
         Rule.ALIKE: _take_first,
         Rule.FIRST: _take_first,
         Rule.MEAN: _take_mean,
@@ -187,7 +186,7 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
         if writer is not None:
             item.assign(saved.read(writer, item.key))
         else:
-            takers[item.rule](saved, item, rank, size)
+            takers[item.rule](saved, item)
 
 
 def restore_callbacks(saved: Saved, callbacks: Iterable[Any]) -> None:
@@ -258,29 +257,31 @@ def _another(saved: Saved, difference: str) -> ValueError:
     )
 
 
-def _take_first(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _take_first(saved: Saved, item: Item) -> None:
     item.assign(saved.whole(item.key))
 
 
-def _take_mean(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _take_mean(saved: Saved, item: Item) -> None:
     ranks = saved.ranks_with(item.key)
     values = [saved.read(each, item.key) for each in sorted(ranks)]
     total = np.sum(np.stack(values), axis=0, dtype=np.float64)
     item.assign((total / len(values)).astype(values[0].dtype))
 
 
-def _take_seed(saved: Saved, item: Item, rank: int, size: int) -> None:
-    item.assign(folded(saved.read(0, item.key), rank).numpy())
+def _take_seed(saved: Saved, item: Item) -> None:
+    value = folded(saved.read(0, item.key), runtime.rank())
+    item.assign(value.numpy())
 
 
-def _take_shard(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _take_shard(saved: Saved, item: Item) -> None:
     assert item.shard is not None
     item.shard.load(saved.whole(item.key))
     item.shard.forget_loaded()
 
 
-def _refuse(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _refuse(saved: Saved, item: Item) -> None:
     raise ValueError(
         f"Checkpoint: '{item.name}' is each rank's own, and {saved.path} has "
-        f"it of {saved.size} ranks. Start as many ranks; this job has {size}."
+        f"it of {saved.size} ranks. Start as many ranks; this job has "
+        f"{runtime.size()}."
     )
