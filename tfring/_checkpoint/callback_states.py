@@ -120,7 +120,8 @@ def _attributes_of(callback: Any) -> tuple[str, ...]:
 
 def random_states() -> dict[str, Any]:
     """Returns the states of Python's and NumPy's generators."""
-    return {"python": plain(random.getstate()), "numpy": plain(_of_numpy())}
+    numpy = np.random.get_state(legacy=True)
+    return {"python": plain(random.getstate()), "numpy": plain(numpy)}
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
@@ -128,10 +129,6 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
-
-
-def _of_numpy() -> Any:
-    return np.random.get_state(legacy=True)
 
 
 def plain(value: Any) -> Any:

@@ -339,7 +339,7 @@ def own_items(
         and (item.shard is None or _writer(item.shard, n) == rank)
     ]
     alike = [n for n, item in enumerate(items) if item.rule is Rule.ALIKE]
-    sizes = {n: _size_bytes(values[n]) for n in alike}
+    sizes = {n: size_bytes(values[n]) for n in alike}
     for number in sorted(alike, key=lambda n: (-sizes[n], n)):
         writer = bytes_of_rank.index(min(bytes_of_rank))
         bytes_of_rank[writer] += sizes[number]
@@ -354,6 +354,6 @@ def _writer(shard: Shard, turn: int) -> int:
     return ranks[turn % len(ranks)]
 
 
-def _size_bytes(value: Any) -> int:
-    count = int(np.prod(value.shape, dtype=np.int64))
-    return count * int(value.dtype.size)
+def size_bytes(value: tf.Tensor) -> int:
+    """Returns the size of a value."""
+    return int(value.shape.num_elements() * value.dtype.size)

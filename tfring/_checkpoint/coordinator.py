@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfring._checkpoint.contents import Item, own_items
+from tfring._checkpoint.contents import Item, own_items, size_bytes
 from tfring._checkpoint.folder import FORMAT, Folder
 from tfring._checkpoint.host_copy import (
     Array,
@@ -137,10 +137,8 @@ class Coordinator:
         self._signals.install()
         values = [item.value() for item in items]
         own = own_items(items, values, runtime.rank(), runtime.size())
-        size_bytes = needed_bytes(
-            values[n].shape.num_elements() * values[n].dtype.size for n in own
-        )
-        self._thread.submit(self._memory.reserve, size_bytes)
+        needed = needed_bytes(size_bytes(values[n]) for n in own)
+        self._thread.submit(self._memory.reserve, needed)
 
     def vote(self, step: int, *, is_last: bool = False) -> Wish:
         """Has the ranks agree at the end of a step, or of an epoch.
