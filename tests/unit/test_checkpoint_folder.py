@@ -148,8 +148,8 @@ def test_what_is_wrong_with_a_part_is_said(tmp_path, spoil, reason, name):
     save(folder, 1)
     save(folder, 2)
     spoil(folder.of_number(2) / f"part-00001.{name}")
-    assert folder.problem(2, [0]) is None
-    problem = folder.problem(2, [1])
+    assert folder.problem(2, rank=0, size=2) is None
+    problem = folder.problem(2, rank=1, size=2)
     assert reason in problem
     assert f"part-00001.{name}" in problem
     assert newest(tmp_path) == 1

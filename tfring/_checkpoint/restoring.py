@@ -119,7 +119,7 @@ def find(folder: Folder, resume: str) -> Saved | None:
     numbers = gather_json(folder.numbers(), name="checkpoint/numbers")[0]
     reasons = []
     for number in numbers:
-        own = folder.problem(number, _parts_to_check(folder, number))
+        own = folder.problem(number, rank, size)
         problems = gather_json(own, name="checkpoint/problem")
         found = next(
             (f"rank {r}: {each}" for r, each in enumerate(problems) if each),
@@ -150,14 +150,6 @@ def find(folder: Folder, resume: str) -> Saved | None:
             "ranks see its folder."
         )
     )
-
-
-def _parts_to_check(folder: Folder, number: int) -> range | None:
-    try:
-        parts = int(folder.manifest(number)["ranks"])
-    except (OSError, ValueError, KeyError):
-        return None
-    return range(runtime.rank(), parts, runtime.size())
 
 
 def restore(saved: Saved, items: Sequence[Item]) -> None:
