@@ -54,16 +54,15 @@ class _Writing(NamedTuple):
     Attributes:
         number: Its number.
         step: The step.
-        is_manifest: True in the second phase; see Note [Two phases].
         future: What this rank's thread does; None if it has nothing to do.
-        parts: What the manifest says of each rank's part, except its files.
+        part: What the manifest says of this rank's part, except its files; None
+            in the second phase, see Note [Two phases].
     """
 
     number: int
     step: int
-    is_manifest: bool
     future: Future[Any] | None
-    parts: list[dict[str, Any]]
+    part: dict[str, Any] | None
 
 
 class Coordinator:
@@ -211,8 +210,7 @@ class Coordinator:
         future = self._thread.submit(
             self._write_part, number, runtime.rank(), own, variants
         )
-        parts = [part]
-        self._writing = _Writing(number, step, False, future, parts)
+        self._writing = _Writing(number, step, future, part)
         self._schedule.begin(step)
         self._next_vote = step + 1
         self._is_due = False
@@ -238,27 +236,21 @@ class Coordinator:
         assert writing is not None
         self._writing = None
         result, error = _outcome(writing.future)
-        own = {"result": result, "error": error, "parts": writing.parts}
+        own = {"result": result, "error": error, "part": writing.part}
         everyones = gather_json(own, name="checkpoint/phase")
         failed = [
             (r, o["error"]) for r, o in enumerate(everyones) if o["error"]
         ]
         if failed:
             self._note_failure(writing, *failed[0])
-        elif writing.is_manifest:
+        elif writing.part is None:
             self._note_success(writing)
         else:
-            parts = [
-                {**each, "files": own["result"]}
-                for own in everyones
-                for each in own["parts"]
-            ]
+            parts = [{**o["part"], "files": o["result"]} for o in everyones]
             future = None
             if runtime.rank() == 0:
                 future = self._thread.submit(self._finish, writing, parts)
-            self._writing = writing._replace(
-                is_manifest=True, future=future, parts=[]
-            )
+            self._writing = writing._replace(future=future, part=None)
 
     def _finish(self, writing: _Writing, parts: list[dict[str, Any]]) -> None:
         self._folder.finish(
