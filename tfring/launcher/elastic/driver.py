@@ -56,7 +56,7 @@ class Driver:
         self._server = Server(self._token, job.silence_seconds)
         if listener is not None:
             self._server.take_over(listener)
-        self._hosts = HostTable()
+        self._hosts = HostTable(time.monotonic)
         rules = Membership if job.limits.replaces else FixedMembership
         self._membership = rules(job.limits, self._hosts, time.monotonic)
         # The rank of each worker in the newest generation.
@@ -158,7 +158,7 @@ class Driver:
             self._screen.say(f"hosts: {listed or 'none'}.")
 
     def _start_supervisors(self) -> None:
-        for host in self._hosts.missing(time.monotonic()):
+        for host in self._hosts.missing():
             if host in self._agents:
                 # The host was taken away, and is back before its supervisor has
                 # ended.

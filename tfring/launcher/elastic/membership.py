@@ -28,7 +28,7 @@ class Membership(Rules):
 
     def host_lost(self, host: str, why: str) -> None:
         """Notes that a supervisor is gone, and its workers with it."""
-        left_out = self.hosts.lost(host, self._clock())
+        left_out = self.hosts.lost(host)
         for worker in list(self.workers.values()):
             if worker.host == host and worker.done:
                 self._roster.release(worker, why)
