@@ -192,7 +192,7 @@ class Checkpoint:
         self._saver.begin(items, saved)
         self.epoch = self.batch = self.taken = 0
         if saved is not None:
-            self._take(saved.of_rank(runtime.rank(), "place"))
+            self._take(saved.own("place"))
             self._move_iterator(saved)
         self._note_place()
         return saved is not None

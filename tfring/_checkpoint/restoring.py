@@ -59,10 +59,17 @@ class Saved:
         """Returns the manifest's entry for each item, by its key."""
         return {key: ranks[min(ranks)] for key, ranks in self._places.items()}
 
-    def of_rank(self, rank: int, name: str) -> Any:
-        """Returns a state that is not a tensor: this rank's, or rank 0's."""
-        parts = {part["rank"]: part for part in self.manifest["parts"]}
-        return parts[rank if self.size == runtime.size() else 0][name]
+    @property
+    def own_rank(self) -> int:
+        """The rank whose part has this rank's states.
+
+        It is rank 0 in a job of another number of ranks.
+        """
+        return runtime.rank() if self.size == runtime.size() else 0
+
+    def own(self, name: str) -> Any:
+        """Returns a state of `own_rank` that is not a tensor."""
+        return self.manifest["parts"][self.own_rank][name]
 
     def read(self, rank: int, key: str) -> _Array:
         """Returns an item of a rank's part."""
@@ -183,12 +190,11 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
 
 def restore_callbacks(saved: Saved, callbacks: Iterable[Any]) -> None:
     """Gives callbacks their states, when `fit` has reset them."""
-    callbacks, rank = list(callbacks), runtime.rank()
-    callback_states.set_states(callbacks, saved.of_rank(rank, "callbacks"))
-    part = rank if saved.size == runtime.size() else 0
-    for key, count in saved.of_rank(rank, "callback weights").items():
+    callbacks = list(callbacks)
+    callback_states.set_states(callbacks, saved.own("callbacks"))
+    for key, count in saved.own("callback weights").items():
         keys = [callback_states.array_key(key, n) for n in range(count)]
-        weights = [saved.read(part, each) for each in keys]
+        weights = [saved.read(saved.own_rank, each) for each in keys]
         callback_states.set_weights(callbacks, key, weights)
 
 

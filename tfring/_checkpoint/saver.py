@@ -148,8 +148,7 @@ class Saver:
         self._saved_step = None
         if saved is not None:
             restoring.restore(saved, items)
-            random = saved.of_rank(runtime.rank(), "random")
-            callback_states.set_random_states(random)
+            callback_states.set_random_states(saved.own("random"))
             self.step = self._saved_step = int(saved.manifest["step"])
         self._coordinator.begin(self.step, items)
 
@@ -239,7 +238,7 @@ class SavingCallback(LastInFit):
 
 
 def _check_training(saved: Saved, training: str) -> None:
-    before = saved.of_rank(0, "training")
+    before = saved.own("training")
     if before != training:
         raise ValueError(
             f"Checkpoint: {saved.path} is of {before}, and its place in the "
