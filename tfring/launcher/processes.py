@@ -14,10 +14,10 @@ from typing import IO, TypeVar
 
 Key = TypeVar("Key")
 
-# Signals that ask a job to end. The ranks get them, and have a grace.
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Signals by which batch systems warn a job. The ranks get them.
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+# The other three ask a job to end. The ranks get them, and have a grace.
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *FORWARDED)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,11 +34,9 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 @contextlib.contextmanager
-def stopped_by(
-    handler: Callable[[int], None], numbers: Sequence[int] = STOPPING
-) -> Iterator[None]:
+def signals_to(handler: Callable[[int], None]) -> Iterator[None]:
     """Within the context, passes signals to this process to a handler."""
-    previous = {number: signal.getsignal(number) for number in numbers}
+    previous = {number: signal.getsignal(number) for number in HANDLED}
     for number, before in previous.items():
         if before is not signal.SIG_IGN:  # nohup has ignored it
             signal.signal(number, lambda number, _: handler(number))

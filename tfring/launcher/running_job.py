@@ -75,8 +75,7 @@ class RunningJob:
         """
         processes.adopt_orphans()
         self._wake = processes.open_wake_pipe()
-        numbers = (*processes.STOPPING, *processes.FORWARDED)
-        with processes.stopped_by(self._signals.append, numbers):
+        with processes.signals_to(self._signals.append):
             self._process = subprocess.Popen(
                 self._command,
                 env=dict(self._environment),

@@ -93,8 +93,7 @@ class Driver:
     def run(self) -> int:
         """Runs the job; returns its exit status."""
         processes.adopt_orphans()
-        numbers = (*processes.STOPPING, *processes.FORWARDED)
-        with processes.stopped_by(self._signals.append, numbers):
+        with processes.signals_to(self._signals.append):
             try:
                 if self._discovery is None:
                     self._hosts.update(slots_by_name(self._job.hosts))

@@ -109,7 +109,7 @@ class Supervisor:
         self._wake = processes.open_wake_pipe()
         # Signals to pass on to the workers.
         self._warnings: list[int] = []
-        for number in (*processes.STOPPING, *processes.FORWARDED):
+        for number in processes.HANDLED:
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
@@ -329,7 +329,7 @@ def _say(configuration: dict[str, Any], text: str) -> None:
 
 def _wait_and_clean(child: int) -> int:
     """Waits for the parent of the workers, and kills leftovers."""
-    for number in (*processes.STOPPING, *processes.FORWARDED):
+    for number in processes.HANDLED:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     while True:
         pid, status = os.waitpid(-1, 0)
