@@ -20,6 +20,7 @@ from tfring._checkpoint.saver import Saver, Settings
 from tfring._core import runtime
 from tfring._keras import iterator_states
 from tfring._state.kinds import are_in_a_round
+from tfring._state.model_state import check_built
 
 # The attribute of an elastic state that is the place in the data.
 _PLACE = "tfring_checkpoint_place"
@@ -124,11 +125,7 @@ class Checkpoint:
             ),
             "a loop",
         )
-        if not model.built:
-            raise ValueError(
-                "Checkpoint: the model must be built first. Give it an Input, "
-                "or call model.build(input_shape)."
-            )
+        check_built(model, "Checkpoint")
         self._model = model
         self._optimizer = optimizer
         self._variables = list(variables)
