@@ -156,7 +156,7 @@ def start_part(
         "token": ticket.token,
         "address": ticket.address,
         "host": place,
-        "silence_seconds": elastic_job.silence_seconds(),
+        "silence_seconds": elastic_job.silence_seconds(os.environ),
         "slots": slots,
         "threads": threads,
         "order": order,

@@ -98,19 +98,19 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
-            replacement_seconds=settings.seconds(
+            replacement_seconds=_seconds(
+                environment,
                 "TFRING_ELASTIC_TIMEOUT_SECONDS",
                 Limits.replacement_seconds,
-                takes_zero=False,
             ),
-            ready_seconds=_ready_seconds(),
+            ready_seconds=_ready_seconds(environment),
             may_grow=may_grow,
         ),
         script=script,
         environment=environment,
         exported=exported,
-        silence_seconds=silence_seconds(),
-        interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
+        silence_seconds=silence_seconds(environment),
+        interface=environment.get("TFRING_ELASTIC_INTERFACE", ""),
     )
 
 
@@ -175,7 +175,7 @@ def placed(
             maximum=maximum or ranks,
             first=ranks,
             replacement_seconds=timeout_seconds,
-            ready_seconds=_ready_seconds(),
+            ready_seconds=_ready_seconds(os.environ),
             may_grow=True,
             replaces=minimum is not None,
             # 0 means that there is no limit.
@@ -185,26 +185,31 @@ def placed(
         script="",
         environment=os.environ,
         exported=(),
-        silence_seconds=silence_seconds(),
+        silence_seconds=silence_seconds(os.environ),
         interface=interface,
         shows_end=False,
     )
 
 
-def silence_seconds() -> float:
+def silence_seconds(environment: Mapping[str, str]) -> float:
     """Returns after how many silent seconds a worker counts as lost.
 
     Raises:
         ValueError: The setting is invalid.
     """
-    return settings.seconds(
-        "TFRING_ELASTIC_SILENCE_SECONDS", 2.0, takes_zero=False
-    )
+    return _seconds(environment, "TFRING_ELASTIC_SILENCE_SECONDS", 2.0)
 
 
-def _ready_seconds() -> float:
+def _ready_seconds(environment: Mapping[str, str]) -> float:
+    variable = "TFRING_ELASTIC_STOP_SECONDS"
+    return _seconds(environment, variable, Limits.ready_seconds)
+
+
+def _seconds(
+    environment: Mapping[str, str], variable: str, default: float
+) -> float:
     return settings.seconds(
-        "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds, takes_zero=False
+        variable, default, takes_zero=False, environment=environment
     )
 
 
