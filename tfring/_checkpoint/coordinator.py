@@ -37,7 +37,7 @@ from tfring._ops.reductions import ReduceOp
 
 
 class Wish(NamedTuple):
-    """What the ranks have agreed on at the end of a step.
+    """The agreement of the ranks at the end of a step.
 
     Attributes:
         saves: A checkpoint is due.
@@ -54,8 +54,8 @@ class _Writing(NamedTuple):
     Attributes:
         number: Its number.
         step: The step.
-        future: What this rank's thread does; None if it has nothing to do.
-        part: What the manifest says of this rank's part, except its files; None
+        future: The work of this rank's thread; None if it has nothing to do.
+        part: The manifest's entry for this rank's part, without the files; None
             in the second phase, see Note [Two phases].
     """
 
@@ -110,7 +110,7 @@ class Coordinator:
 
         Args:
             step: How many steps there have been.
-            items: What the training consists of.
+            items: The parts of the training's state.
             goes_on: True if the training goes on with other ranks. An
                 unfinished checkpoint is given up, and is due again.
         """
@@ -186,7 +186,7 @@ class Coordinator:
 
         Args:
             step: How many steps there have been.
-            items: What the training consists of.
+            items: The parts of the training's state.
             extras: Further arrays of this rank, and tensors of variants, by
                 their keys.
             states: Further state of this rank, as JSON values.

@@ -149,7 +149,7 @@ def find(folder: Folder, resume: str) -> Saved | None:
     why = f" ({reasons[0]})" if reasons else ""
     raise RuntimeError(
         f"Checkpoint: in {folder.path} {what}{why}, for the {size} ranks of "
-        f"this job to go on from. To begin anew, "
+        f"this job to go on from. To start over, "
         + (
             "name another folder, or pass resume='never'."
             if numbers

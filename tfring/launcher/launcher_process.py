@@ -21,7 +21,7 @@ _STOP_SECONDS = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """What a placed process needs to join. Whoever has the ticket can join."""
+    """Lets a placed process join, and anybody else who has the ticket."""
 
     address: tuple[str, int]
     token: str = dataclasses.field(repr=False)

@@ -46,7 +46,7 @@ _PART_SECONDS = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """What the function returned or raised in a worker."""
+    """The result, or the exception, of the function in a worker."""
 
     worker: str
     raised: bool

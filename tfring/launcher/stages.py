@@ -1,4 +1,4 @@
-"""Where the seconds of a job's start and end go: `tfringrun --verbose`."""
+"""Tells where a job's start and end spend time: `tfringrun --verbose`."""
 
 from __future__ import annotations
 

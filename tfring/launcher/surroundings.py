@@ -1,4 +1,4 @@
-"""What a launcher needs of its machine and process: streams, HOME, space."""
+"""Checks and completes a launcher's surroundings: streams, HOME, space."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class RankStates:
         if report.status == 0:
             return
         if report.word == "leaving":
-            # No failure yet, because the rank may catch its SystemExit.
+            # This is no failure yet: the rank may catch its SystemExit.
             self._leaving[report.rank] = report
         elif self.first_failure is None:
             # The other ranks fail once this rank leaves, perhaps before its

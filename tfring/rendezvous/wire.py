@@ -332,7 +332,7 @@ class Channel:
         self._sock = sock
         self._frames = frames.Decoder(MESSAGE_BYTES)
         self._lock = threading.Lock()
-        # What is still to be sent: the rest of a frame, and whole frames.
+        # Bytes still to be sent: the rest of a frame, and whole frames.
         self._unsent: collections.deque[memoryview] = collections.deque()
         # Why nothing more can be received; "" while messages may come.
         self._ended = ""

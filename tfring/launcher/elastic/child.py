@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a child runs.
+    """A program for a child to run.
 
     Attributes:
         command: The program and its arguments.

@@ -20,7 +20,7 @@ class Discovery:
         """Takes the path of a program without arguments."""
         self._script = script
         self._child: Child | None = None
-        # When a running script is killed, or when the next run starts.
+        # The time at which a running script is killed, or the next run starts.
         self._due = 0.0
         # The last error.
         self.error = ""

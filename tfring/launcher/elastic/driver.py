@@ -123,8 +123,6 @@ class Driver:
         message = {"kind": "signal", "number": number}
         self._server.send("supervisor", hosts, message)
 
-    # While the job runs
-
     def _train(self) -> None:
         while self._membership.outcome is None and self._stop_signal is None:
             self._discover()
@@ -187,8 +185,6 @@ class Driver:
         if host in self._hosts:
             self._screen.say(f"{why}.")
         self._membership.host_lost(host, why)
-
-    # Events
 
     def _take(self, event: Event) -> None:
         name, message = event.name, event.message
@@ -294,8 +290,6 @@ class Driver:
     def _note_rank(self, worker: str, rank: int) -> None:
         self.ranks[worker] = rank
         self._screen.prefixes[_number(worker)] = str(rank)
-
-    # At the end
 
     def _end(self) -> None:
         stopped = self._stop_signal is not None

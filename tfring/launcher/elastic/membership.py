@@ -55,7 +55,7 @@ class Membership(Rules):
         elif message["kind"] == "error" and name in self._roster.ending:
             self._roster.ending[name].error = reason(message["text"])
 
-    # A worker's messages, by their kind.
+    # `heard` calls the method of a message's kind.
 
     def _take_ready(
         self,
@@ -189,8 +189,6 @@ class Membership(Rules):
         worker.error = reason(text)
         if not worker.trained:
             self._lose(worker, worker.error, ENDING_SECONDS)
-
-    # Events that others report about a worker.
 
     def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
         """Notes that a worker is silent.

@@ -30,9 +30,9 @@ class Writer:
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
             queue.SimpleQueue()
         )
-        # Only one thread writes each of the two.
+        # Each of these counters is written by one thread only.
         self._taken_bytes = self._written_bytes = 0
-        # Why a stream cannot be written any more, by stream.
+        # The error of each stream that cannot be written any more.
         self.errors: dict[int, OSError] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
