@@ -62,7 +62,7 @@ def test_the_elastic_job_is_one():
     [container] = pod["containers"]
     program, *arguments = container["command"]
     assert program == "tfringrun"
-    options = command_line.parser("").parse_args(arguments)
+    options = command_line.parser().parse_args(arguments)
     command_line.check_elastic(options)
     assert options.elastic
     # How Kubernetes calls the pod of index 0.
@@ -104,7 +104,7 @@ def test_a_pod_that_has_saved_is_no_failure():
     assert statuses["action"] == disruption["action"] == "Ignore"
     program, *arguments = container["command"]
     assert program == "tfringrun"
-    command_line.parser("").parse_args(arguments)
+    command_line.parser().parse_args(arguments)
     grace_seconds = float(arguments[arguments.index("--grace") + 1])
     assert grace_seconds < pod["terminationGracePeriodSeconds"]
     [mount], [volume] = container["volumeMounts"], pod["volumes"]

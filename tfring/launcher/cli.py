@@ -25,9 +25,7 @@ from tfring.launcher.prepare import make_environment, prepare
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `tfringrun`; returns its exit status."""
-    from tfring import __version__
-
-    return run(command_line.parser(__version__).parse_args(arguments))
+    return run(command_line.parser().parse_args(arguments))
 
 
 def run(options: argparse.Namespace) -> int:

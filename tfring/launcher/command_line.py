@@ -54,8 +54,10 @@ _MEBIBYTE = 1 << 20
 _DEFAULT_GRACE_SECONDS = 30.0
 
 
-def parser(version: str) -> argparse.ArgumentParser:
-    """Returns the parser of `tfringrun` of this version of tfring."""
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of `tfringrun`."""
+    from tfring import __version__
+
     parser = argparse.ArgumentParser(
         prog="tfringrun",
         usage="tfringrun [-np N] [-H HOST:SLOTS,...] [options] command ...",
@@ -65,7 +67,7 @@ def parser(version: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-v", "--version", action="version", version=f"tfringrun {version}"
+        "-v", "--version", action="version", version=f"tfringrun {__version__}"
     )
     _add_ranks(parser)
     _add_elastic(parser)

@@ -71,9 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from tfring import __version__
-
-    parser = command_line.parser(__version__)
+    parser = command_line.parser()
     parser.prog = "horovodrun"
     parser.usage = (
         "horovodrun [-np N] [-H HOST:SLOTS,...] [options] command ..."
