@@ -17,11 +17,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from tfring.launcher.elastic.launcher_channels import reach
 from tfring.launcher.launcher_process import Ticket
 from tfring.launcher.placed import node, search_path
 from tfring.rendezvous import wire
 
-_CONNECT_SECONDS = 30.0
 # Variables that a rank gets unless its process has them.
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "1"}
 
@@ -50,9 +50,7 @@ class Joined:
             "slots": 1,
             "node": node(),
         }
-        sock = wire.connect(
-            ticket.address, ticket.token, hello, _CONNECT_SECONDS
-        )
+        sock = reach(ticket.address, ticket.token, hello)
         self._channel = wire.Channel(sock)
         self._is_leaving = False
         start = self._wait_for_start()
