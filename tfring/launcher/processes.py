@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 # Signals by which batch systems warn a job. The ranks get them.
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -59,8 +59,8 @@ def open_wake_pipe() -> int:
     return reader
 
 
-def pieces(pipes: Mapping[Key, IO[bytes]]) -> Iterator[tuple[Key, bytes]]:
-    """Yields the key of a pipe and what it brings; b"" is its end."""
+def pieces(pipes: Mapping[_Key, IO[bytes]]) -> Iterator[tuple[_Key, bytes]]:
+    """Yields the key of a pipe with each piece of its data; b"" is its end."""
     with selectors.PollSelector() as selector:
         for key, pipe in pipes.items():
             selector.register(pipe, selectors.EVENT_READ, key)
