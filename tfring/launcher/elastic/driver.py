@@ -295,23 +295,23 @@ class Driver:
         stopped = self._stop_signal is not None
         grace = self._grace_seconds if stopped else _FAILURE_GRACE_SECONDS
         failure = self._membership.outcome
-        if not stopped:
-            why = failure or "the job is over"
-            message = {"kind": "end", "status": int(bool(failure)), "why": why}
-        else:
+        workers = self._membership.workers
+        if stopped:
             # At SIGTERM each worker asks whether it may leave. This is the
             # answer.
-            message = {"kind": "leave"}
-        self._server.send("worker", self._membership.workers, message)
-        # Wait for the supervisor's report on the worker that failed first.
-        if failure and not stopped:
-            first = self._membership.first_failure
-            self._wait_for(
-                lambda: first is None or first.status is not None,
-                _LAST_MESSAGE_SECONDS,
-            )
-        if stopped:
+            self._server.send("worker", workers, {"kind": "leave"})
             self._ask_to_end()
+        else:
+            why = failure or "the job is over"
+            message = {"kind": "end", "status": int(bool(failure)), "why": why}
+            self._server.send("worker", workers, message)
+            # Wait for the supervisor's report on the worker that failed first.
+            first = self._membership.first_failure
+            if failure:
+                self._wait_for(
+                    lambda: first is None or first.status is not None,
+                    _LAST_MESSAGE_SECONDS,
+                )
         message = _end_message(grace, self._status())
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
