@@ -54,13 +54,13 @@ _MEBIBYTE = 1 << 20
 _DEFAULT_GRACE_SECONDS = 30.0
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of `tfringrun`."""
+def parser(command: str = "tfringrun") -> argparse.ArgumentParser:
+    """Returns the parser of `tfringrun`, under the name of a command."""
     from tfring import __version__
 
     parser = argparse.ArgumentParser(
-        prog="tfringrun",
-        usage="tfringrun [-np N] [-H HOST:SLOTS,...] [options] command ...",
+        prog=command,
+        usage=f"{command} [-np N] [-H HOST:SLOTS,...] [options] command ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
