@@ -120,19 +120,15 @@ def _describe(
             raise ValueError("how many ranks? Pass -np N.")
         ranks = slots
     elsewhere = not all(host.is_local() for host in hosts)
+    oversubscribe, cores_per_rank = False, 0
     if not hosts and hosts_lib.manages_hosts(environment):
         # Only the MPI launcher knows the hosts of the batch system.
         elsewhere = True
-        oversubscribe = False
-        cores_per_rank = 0
     else:
         package_cores = hosts_lib.cores_per_package()
         oversubscribe = ranks > (slots or sum(package_cores))
-        cores_per_rank = (
-            0
-            if elsewhere or oversubscribe
-            else hosts_lib.cores_to_bind(package_cores, ranks)
-        )
+        if not (elsewhere or oversubscribe):
+            cores_per_rank = hosts_lib.cores_to_bind(package_cores, ranks)
     if hosts and oversubscribe:
         print(
             f"tfringrun: {ranks} ranks on hosts with {slots} slots in all; "
