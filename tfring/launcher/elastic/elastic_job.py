@@ -98,11 +98,7 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
-            replacement_seconds=_seconds(
-                environment,
-                "TFRING_ELASTIC_TIMEOUT_SECONDS",
-                Limits.replacement_seconds,
-            ),
+            replacement_seconds=_replacement_seconds(environment),
             ready_seconds=_ready_seconds(environment),
             may_grow=may_grow,
         ),
@@ -198,6 +194,11 @@ def silence_seconds(environment: Mapping[str, str]) -> float:
         ValueError: The setting is invalid.
     """
     return _seconds(environment, "TFRING_ELASTIC_SILENCE_SECONDS", 2.0)
+
+
+def _replacement_seconds(environment: Mapping[str, str]) -> float:
+    variable = "TFRING_ELASTIC_TIMEOUT_SECONDS"
+    return _seconds(environment, variable, Limits.replacement_seconds)
 
 
 def _ready_seconds(environment: Mapping[str, str]) -> float:
