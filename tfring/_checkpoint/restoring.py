@@ -124,6 +124,15 @@ def find(folder: Folder, resume: str) -> Saved | None:
         return None
     rank, size = runtime.rank(), runtime.size()
     numbers = gather_json(folder.numbers(), name="checkpoint/numbers")[0]
+    if not numbers and resume == "auto":
+        return None
+    if not numbers:
+        raise RuntimeError(
+            f"Checkpoint: in {folder.path} there is no checkpoint, for the "
+            f"{size} ranks of this job to go on from. To start over, pass "
+            "resume='auto'. If another job has written some, let all ranks see "
+            "its folder."
+        )
     reasons = []
     for number in numbers:
         own = folder.problem(number, rank, size)
@@ -143,19 +152,10 @@ def find(folder: Folder, resume: str) -> Saved | None:
                 folder.path,
                 found,
             )
-    if not numbers and resume == "auto":
-        return None
-    what = "no checkpoint is whole" if numbers else "there is no checkpoint"
-    why = f" ({reasons[0]})" if reasons else ""
     raise RuntimeError(
-        f"Checkpoint: in {folder.path} {what}{why}, for the {size} ranks of "
-        f"this job to go on from. To start over, "
-        + (
-            "name another folder, or pass resume='never'."
-            if numbers
-            else "pass resume='auto'. If another job has written some, let all "
-            "ranks see its folder."
-        )
+        f"Checkpoint: in {folder.path} no checkpoint is whole ({reasons[0]}), "
+        f"for the {size} ranks of this job to go on from. To start over, name "
+        "another folder, or pass resume='never'."
     )
 
 
