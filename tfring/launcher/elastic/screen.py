@@ -70,7 +70,7 @@ class JobScreen(Screen):
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
-        # The rank before each worker's lines. Without one it is the name.
+        # The rank that is shown for a worker; its name is shown without one.
         self.prefixes: dict[int, str] = {}
         # The host of each worker.
         self.hosts: dict[int, str] = {}

@@ -64,7 +64,7 @@ class Supervisor:
             OSError: The rendezvous cannot be reached.
         """
         self._configuration = configuration
-        # Workers start here even if the folder is mounted again meanwhile.
+        # Keep a path, because the folder may be mounted again meanwhile.
         self._directory = Path.cwd()
         address = tuple(configuration["address"])
         token = configuration["token"]
