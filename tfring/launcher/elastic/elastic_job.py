@@ -193,21 +193,25 @@ def silence_seconds(environment: Mapping[str, str]) -> float:
     Raises:
         ValueError: The setting is invalid.
     """
-    return _seconds(environment, "TFRING_ELASTIC_SILENCE_SECONDS", 2.0)
+    return _seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0, environment)
 
 
 def _replacement_seconds(environment: Mapping[str, str]) -> float:
-    variable = "TFRING_ELASTIC_TIMEOUT_SECONDS"
-    return _seconds(environment, variable, Limits.replacement_seconds)
+    return _seconds(
+        "TFRING_ELASTIC_TIMEOUT_SECONDS",
+        Limits.replacement_seconds,
+        environment,
+    )
 
 
 def _ready_seconds(environment: Mapping[str, str]) -> float:
-    variable = "TFRING_ELASTIC_STOP_SECONDS"
-    return _seconds(environment, variable, Limits.ready_seconds)
+    return _seconds(
+        "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds, environment
+    )
 
 
 def _seconds(
-    environment: Mapping[str, str], variable: str, default: float
+    variable: str, default: float, environment: Mapping[str, str]
 ) -> float:
     return settings.seconds(
         variable, default, takes_zero=False, environment=environment
