@@ -86,11 +86,13 @@ def weights_of(callbacks: Iterable[Any]) -> dict[str, list[Any]]:
     }
 
 
-def set_weights(callbacks: Iterable[Any], key: str, weights: list[Any]) -> None:
-    """Gives a callback the best weights that `weights_of` has returned."""
-    for own_key, callback in _by_key(callbacks):
-        if own_key == key:
-            callback.best_weights = weights
+def set_weights(
+    callbacks: Iterable[Any], weights: Mapping[str, list[Any]]
+) -> None:
+    """Gives callbacks the best weights that `weights_of` has returned."""
+    for key, callback in _by_key(callbacks):
+        if key in weights:
+            callback.best_weights = weights[key]
 
 
 def _by_key(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -192,10 +192,11 @@ def restore_callbacks(saved: Saved, callbacks: Iterable[Any]) -> None:
     """Gives callbacks their states, when `fit` has reset them."""
     callbacks = list(callbacks)
     callback_states.set_states(callbacks, saved.own("callbacks"))
+    weights = {}
     for key, count in saved.own("callback weights").items():
         keys = [callback_states.array_key(key, n) for n in range(count)]
-        weights = [saved.read(saved.own_rank, each) for each in keys]
-        callback_states.set_weights(callbacks, key, weights)
+        weights[key] = [saved.read(saved.own_rank, each) for each in keys]
+    callback_states.set_weights(callbacks, weights)
 
 
 def _writer_of_own(

@@ -125,8 +125,7 @@ class Checkpoints:
 
         def restore() -> None:
             callback_states.set_states(self._others, states)
-            for key, each in weights.items():
-                callback_states.set_weights(self._others, key, each)
+            callback_states.set_weights(self._others, weights)
 
         self._restore_callbacks = restore
 
