@@ -108,7 +108,7 @@ class Launcher:
 
     def __init__(self, hosts: int) -> None:
         self.now = 0.0
-        table = HostTable()
+        table = HostTable(lambda: self.now)
         names = [f"host{i}" for i in range(hosts)]
         table.update(dict.fromkeys(names, RANKS_PER_HOST))
         limits = Limits(minimum=RANKS_PER_HOST)

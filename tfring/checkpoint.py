@@ -106,7 +106,7 @@ def _write(saved: Saved, path: Path) -> None:
 
     import tfring.layers
     from tfring._state.model_state import without_metrics
-    from tfring._state.optimizers import with_inner
+    from tfring._state.whole_states import states_of
 
     config = saved.manifest["parts"][0].get("model")
     if config is None:
@@ -129,11 +129,7 @@ def _write(saved: Saved, path: Path) -> None:
     groups = {"model": without_metrics(model)}
     if model.optimizer is not None:
         model.optimizer.build(model.trainable_variables)
-        groups["optimizer-0"] = [
-            variable
-            for each in with_inner(model.optimizer)
-            for variable in each._variables
-        ]
+        groups["optimizer-0"] = states_of(model.optimizer)
     known = saved.items()
     for group, variables in groups.items():
         for number, variable in enumerate(variables):

@@ -15,6 +15,7 @@ process that made it ends, for any reason.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -172,8 +173,8 @@ class HostNetwork:
         found = []
         for each in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                state = (each / "stat").read_text().rpartition(")")[2].split()
-                if (each / "ns/pid").readlink() == space and state[0] != "Z":
+                state = processes.stat_fields(each.name)[0]
+                if (each / "ns/pid").readlink() == space and state != "Z":
                     found.append(int(each.name))
         return sorted({*found} - {first})
 
@@ -241,7 +242,9 @@ class HostNetwork:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=processes.be_killed_with_parent,
+            preexec_fn=functools.partial(
+                processes.end_with_parent, signal.SIGKILL
+            ),
         )
         self._holders[name] = holder
         assert holder.stdout is not None

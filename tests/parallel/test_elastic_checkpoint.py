@@ -12,7 +12,7 @@ from helpers import CutOffError, FailsOnce, compiled, state_bits
 
 import tfring
 from tfring import elastic
-from tfring._checkpoint import saver
+from tfring._checkpoint.files import Files
 
 ROWS, BATCH, EPOCHS = 49, 3, 2
 
@@ -115,7 +115,7 @@ def test_a_loss_while_a_checkpoint_is_written(
     options = {"shard_states": True}
     whole = train(shared_path / "whole", rank, FailsOnce(0, 2), **options)
     may_write = threading.Event()
-    write = saver.Files.write_tensors
+    write = Files.write_tensors
 
     def late(self, prefix, tensors):
         may_write.wait()
@@ -126,7 +126,7 @@ def test_a_loss_while_a_checkpoint_is_written(
             if self.when is None:
                 may_write.set()
 
-    monkeypatch.setattr(saver.Files, "write_tensors", late)
+    monkeypatch.setattr(Files, "write_tensors", late)
     folder = shared_path / "lost"
     losses = Loss(0, 2), FailsOnce(1, 4, CutOffError)
     assert train(folder, rank, *losses, every=2, **options) is None

@@ -12,6 +12,7 @@ from helpers import CutOffAt, CutOffError, compiled, with_loss_scale
 import tfring
 from tfring import checkpoint
 from tfring._checkpoint import saver
+from tfring._checkpoint.files import Files
 
 ROWS, BATCH, EPOCHS = 44, 8, 3
 
@@ -270,7 +271,7 @@ def test_a_disk_that_fails_on_one_rank(
         if prefix.name == f"part-{last:05d}":
             raise OSError("No space left on device")
 
-    monkeypatch.setattr(saver.Files, "write_tensors", full)
+    monkeypatch.setattr(Files, "write_tensors", full)
     model = new_model(rank)
     callbacks = [
         tfring.callbacks.BroadcastGlobalVariablesCallback(0),

@@ -11,7 +11,7 @@ class Job:
 
     def __init__(self, hosts, **limits):
         self.now = 0.0
-        self.table = HostTable()
+        self.table = HostTable(lambda: self.now)
         self.table.update(hosts)
         rules = Membership if limits.get("replaces", True) else FixedMembership
         self.membership = rules(Limits(**limits), self.table, lambda: self.now)

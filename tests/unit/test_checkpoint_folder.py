@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tfring._checkpoint import restoring
 from tfring._checkpoint.files import Files
 from tfring._checkpoint.folder import FORMAT, Folder
 
@@ -148,11 +149,25 @@ def test_what_is_wrong_with_a_part_is_said(tmp_path, spoil, reason, name):
     save(folder, 1)
     save(folder, 2)
     spoil(folder.of_number(2) / f"part-00001.{name}")
-    assert folder.problem(2, [0]) is None
-    problem = folder.problem(2, [1])
+    assert folder.problem(2, rank=0, size=2) is None
+    problem = folder.problem(2, rank=1, size=2)
     assert reason in problem
     assert f"part-00001.{name}" in problem
     assert newest(tmp_path) == 1
+
+
+@pytest.mark.usefixtures("initialized")
+def test_a_folder_without_a_whole_checkpoint_is_no_new_one(tmp_path):
+    folder = Folder(tmp_path)
+    assert restoring.find(folder, "auto") is None
+    with pytest.raises(RuntimeError, match="there is no checkpoint, for the 1"):
+        restoring.find(folder, "must")
+    save(folder, 1)
+    (folder.of_number(1) / "part-00001.index").unlink()
+    wrong = r"no checkpoint is whole \(rank 0: .*part-00001.index is missing\)"
+    with pytest.raises(RuntimeError, match=wrong):
+        restoring.find(folder, "auto")
+    assert restoring.find(folder, "never") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from tfring.launcher import command_line, wrapper
+from tfring.launcher import command_line
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 SCHEMA = json.loads(
@@ -62,7 +62,7 @@ def test_the_elastic_job_is_one():
     [container] = pod["containers"]
     program, *arguments = container["command"]
     assert program == "tfringrun"
-    options = command_line.parser("").parse_args(arguments)
+    options = command_line.parser().parse_args(arguments)
     command_line.check_elastic(options)
     assert options.elastic
     # How Kubernetes calls the pod of index 0.
@@ -99,12 +99,12 @@ def test_a_pod_that_has_saved_is_no_failure():
     assert pod["restartPolicy"] == "Never"
     [container] = pod["containers"]
     statuses, disruption = job["spec"]["podFailurePolicy"]["rules"]
-    assert statuses["onExitCodes"]["values"] == [wrapper.ASKS_FOR_MORE]
+    assert statuses["onExitCodes"]["values"] == [os.EX_TEMPFAIL]
     assert statuses["onExitCodes"]["containerName"] == container["name"]
     assert statuses["action"] == disruption["action"] == "Ignore"
     program, *arguments = container["command"]
     assert program == "tfringrun"
-    command_line.parser("").parse_args(arguments)
+    command_line.parser().parse_args(arguments)
     grace_seconds = float(arguments[arguments.index("--grace") + 1])
     assert grace_seconds < pod["terminationGracePeriodSeconds"]
     [mount], [volume] = container["volumeMounts"], pod["volumes"]
@@ -162,7 +162,7 @@ def test_a_pod_that_is_asked_to_end_saves(tmp_path, start_saving):
     [container] = job["spec"]["template"]["spec"]["containers"]
     pod = start_saving("-c", 'exec "$@"', "bash", *container["command"])
     pod.terminate()
-    assert pod.wait(timeout=20) == wrapper.ASKS_FOR_MORE
+    assert pod.wait(timeout=20) == os.EX_TEMPFAIL
     assert (tmp_path / "log").read_text().splitlines() == [
         "--grace 110 -np 4 python train.py",
         "saved",

@@ -231,3 +231,5 @@ def test_lines_of_a_script():
     for text in ("a:2\na:3", "a:0", "a b"):
         with pytest.raises(ValueError, match="a"):
             discovery.parse(text)
+    with pytest.raises(ValueError, match="got 'a:1,b:2'"):
+        discovery.parse("a:1,b:2")

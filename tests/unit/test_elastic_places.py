@@ -1,9 +1,12 @@
 """Hosts and ranks of workers in elastic jobs, as hosts join and leave."""
 
+import types
+
 import pytest
 from elastic_job import Job, started
 
-from tfring.launcher.elastic import elastic_job, places
+from tfring.launcher import horovodrun
+from tfring.launcher.elastic import driver, elastic_job, places
 from tfring.launcher.elastic.workers import Worker
 
 
@@ -183,3 +186,26 @@ def test_a_machine_takes_a_bounded_number_of_workers(options):
             exported=[],
             **numbers,
         )
+
+
+def test_a_job_reads_the_settings_of_its_options(monkeypatch):
+    """`horovodrun --elastic-timeout 7` sets a variable for the ranks alone."""
+    made = []
+
+    def make(job, view):
+        made.append(job)
+        return types.SimpleNamespace(run=lambda: 0)
+
+    monkeypatch.setattr(driver, "Driver", make)
+    options = [
+        *("--min-np", "1", "-np", "1", "--elastic-timeout", "7"),
+        *("-x", "TFRING_ELASTIC_STOP_SECONDS=8"),
+        *("-x", "TFRING_ELASTIC_SILENCE_SECONDS=9"),
+        *("-x", "TFRING_ELASTIC_INTERFACE=eth9"),
+    ]
+    assert horovodrun.main([*options, "true"]) == 0
+    [job] = made
+    assert job.limits.replacement_seconds == 7
+    assert job.limits.ready_seconds == 8
+    assert job.silence_seconds == 9
+    assert job.interface == "eth9"

@@ -183,7 +183,7 @@ class Fleet:
                 hosts["new"] = 2
             job.table.update(hosts)
             self.has_new_hosts = True
-            for host in job.table.missing(job.now):
+            for host in job.table.missing():
                 self.down.setdefault(host, job.now + chance.uniform(0, 5))
         elif what == "kill":
             self.leave(worker, 137)
@@ -230,7 +230,7 @@ class Fleet:
             if worker not in self.gone and self.chance.random() < 0.3:
                 self.leave(worker, 137)
         for host, until in list(self.down.items()):
-            if job.now >= until and host in job.table.missing(job.now):
+            if job.now >= until and host in job.table.missing():
                 job.table.came_up(host)
                 del self.down[host]
         if not job.is_behind:

@@ -132,7 +132,8 @@ def test_a_worker_that_cannot_be_started_harms_no_other(
     said = []
     host = object.__new__(supervisor.Supervisor)
     host._workers, host._forwarders, host._environment = {}, [], {}
-    host._configuration = {"command": ["sleep", "1000"], "directory": "/"}
+    host._configuration = {"command": ["sleep", "1000"]}
+    host._directory = "/"
     host._control = types.SimpleNamespace(send=said.append)
     started, popen = [], subprocess.Popen
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import socket
 import stat
 import sys
 
@@ -203,6 +204,9 @@ class TestCommandLine:
             *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
         }
         assert set(mpi_launchers.exported_names(job | login)) == job
+        wanted = [("TERM", None), ("A", "1")]
+        exported = mpi_launchers.exported_names(job | login, wanted)
+        assert exported == sorted({*job, "TERM", "A"})
 
 
 class TestUsage:
@@ -216,7 +220,7 @@ class TestUsage:
                 monkeypatch.delenv(name)
         self.started = None
 
-        def record(command, environment, *rest, **options):
+        def record(launcher, command, environment, *rest, **options):
             self.started = command
             self.environment = environment
             self.options = options
@@ -433,17 +437,19 @@ class TestUsage:
         assert self.started is None
 
     @pytest.mark.parametrize(
-        ("token", "place", "message"),
+        ("token", "host", "message"),
         [
-            ("", "localhost:29500", "it is unset"),
-            ("secret", "localhost:29500", "it has 6 characters"),
-            ("ab" * 32, "0.0.0.0:29501", "where no other reaches it"),
+            ("", "localhost", "it is unset"),
+            ("secret", "localhost", "it has 6 characters"),
+            ("ab" * 32, "0.0.0.0", "where no other reaches it"),
         ],
     )
     def test_a_rendezvous_that_cannot_be(
-        self, token, place, message, monkeypatch, capsys
+        self, token, host, message, monkeypatch, capsys
     ):
         monkeypatch.setenv("TFRING_ELASTIC_TOKEN", token)
+        with socket.create_server(("", 0)) as free:
+            place = f"{host}:{free.getsockname()[1]}"
         assert cli.main(["--elastic", "--rendezvous", place, "echo"]) == 2
         assert message in capsys.readouterr().err
 

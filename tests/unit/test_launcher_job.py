@@ -9,7 +9,7 @@ import pytest
 # In a process of its own: a run kills what its process has started.
 PROGRAM = """
 import itertools, os, sys, time
-from tfring.launcher import mpi_launchers, surroundings
+from tfring.launcher import surroundings
 from tfring.launcher.mpi_launchers import Family, MpiLauncher
 from tfring.launcher.output import View
 from tfring.launcher.running_job import RunningJob
@@ -27,15 +27,13 @@ def meanwhile():
 
 
 surroundings.full_folders = lambda: ["/dev/shm", "/tmp"]
-hydra = MpiLauncher("mpirun", Family.HYDRA, "5.0.2")
 job = RunningJob(
+    MpiLauncher("mpirun", Family.HYDRA, "5.0.2"),
     ["/bin/sh", "-c", sys.argv[1]],
     {**os.environ, "TFRINGRUN": str(os.getpid())},
-    mpi_launchers.marks(hydra),
     2,
     view=View(verbose="VERBOSE" in os.environ),
     stages=Stages(age_seconds=0.0, clock=clock),
-    carriers=hydra.carriers,
     grace_seconds=30.0,
     meanwhile=meanwhile,
 )

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -65,10 +66,10 @@ def test_no_proc(tmp_path, monkeypatch):
 def test_full_folders(monkeypatch, tmp_path):
     free_bytes = {"/dev/shm": 4096, str(tmp_path): 1 << 30}
 
-    def statvfs(path):
-        return types.SimpleNamespace(f_bavail=free_bytes[str(path)], f_frsize=1)
+    def disk_usage(path):
+        return types.SimpleNamespace(free=free_bytes[str(path)])
 
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert surroundings.full_folders() == ["/dev/shm"]
     free_bytes[str(tmp_path)] = 0

@@ -57,8 +57,7 @@ def test_description(status, exception, last_line, how):
 def test_a_rank_that_asks_for_another_start_has_not_failed():
     said = wrapper.describe("rank 1", "a", 75, "", "words")
     assert said == (
-        "tfringrun: rank 1 (host a) has saved and asks for another start: exit "
-        "status 75."
+        "rank 1 (host a) has saved and asks for another start: exit status 75."
     )
 
 

@@ -86,11 +86,13 @@ def weights_of(callbacks: Iterable[Any]) -> dict[str, list[Any]]:
     }
 
 
-def set_weights(callbacks: Iterable[Any], key: str, weights: list[Any]) -> None:
-    """Gives a callback the best weights that `weights_of` has returned."""
-    for own_key, callback in _by_key(callbacks):
-        if own_key == key:
-            callback.best_weights = weights
+def set_weights(
+    callbacks: Iterable[Any], weights: Mapping[str, list[Any]]
+) -> None:
+    """Gives callbacks the best weights that `weights_of` has returned."""
+    for key, callback in _by_key(callbacks):
+        if key in weights:
+            callback.best_weights = weights[key]
 
 
 def _by_key(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -120,7 +122,8 @@ def _attributes_of(callback: Any) -> tuple[str, ...]:
 
 def random_states() -> dict[str, Any]:
     """Returns the states of Python's and NumPy's generators."""
-    return {"python": plain(random.getstate()), "numpy": plain(_of_numpy())}
+    numpy = np.random.get_state(legacy=True)
+    return {"python": plain(random.getstate()), "numpy": plain(numpy)}
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
@@ -128,10 +131,6 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
-
-
-def _of_numpy() -> Any:
-    return np.random.get_state(legacy=True)
 
 
 def plain(value: Any) -> Any:

@@ -44,6 +44,7 @@ from tfring._state.optimizers import (
 from tfring._state.shards import Shard, shard_of
 from tfring._state.splits import Flat
 from tfring._state.weights import variable_name
+from tfring._state.whole_states import states_of
 
 
 class Rule(enum.Enum):
@@ -138,7 +139,7 @@ def items_of_model(
     for optimizer in optimizers:
         for each in with_inner(optimizer):
             if getattr(each, "_tfring_round", None) is not None:
-                apart |= {id(v) for e in with_inner(each) for v in e._variables}
+                apart |= set(map(id, states_of(each)))
 
     def rule_of(variable: Any) -> Rule:
         rule = _RULE_OF_KIND[kind_of(variable, local)]
@@ -148,11 +149,7 @@ def items_of_model(
     weights = without_metrics(model)
     groups: dict[str, Iterable[Any]] = {"model": weights}
     for number, optimizer in enumerate(optimizers):
-        groups[f"optimizer-{number}"] = [
-            variable
-            for each in with_inner(optimizer)
-            for variable in each._variables
-        ]
+        groups[f"optimizer-{number}"] = states_of(optimizer)
     items = _items(groups, rule_of)
     items += _low_rank_items(model, optimizers, saved)
     rounds = [state for each in rounds_among(weights) for state in each.state]
@@ -339,7 +336,7 @@ def own_items(
         and (item.shard is None or _writer(item.shard, n) == rank)
     ]
     alike = [n for n, item in enumerate(items) if item.rule is Rule.ALIKE]
-    sizes = {n: _size_bytes(values[n]) for n in alike}
+    sizes = {n: size_bytes(values[n]) for n in alike}
     for number in sorted(alike, key=lambda n: (-sizes[n], n)):
         writer = bytes_of_rank.index(min(bytes_of_rank))
         bytes_of_rank[writer] += sizes[number]
@@ -354,6 +351,6 @@ def _writer(shard: Shard, turn: int) -> int:
     return ranks[turn % len(ranks)]
 
 
-def _size_bytes(value: Any) -> int:
-    count = int(np.prod(value.shape, dtype=np.int64))
-    return count * int(value.dtype.size)
+def size_bytes(value: tf.Tensor) -> int:
+    """Returns the size of a value."""
+    return int(value.shape.num_elements() * value.dtype.size)

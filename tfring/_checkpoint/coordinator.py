@@ -9,6 +9,7 @@ ranks end a phase in the same step, because they vote on it.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfring._checkpoint.contents import Item, own_items
+from tfring._checkpoint.contents import Item, own_items, size_bytes
 from tfring._checkpoint.folder import FORMAT, Folder
 from tfring._checkpoint.host_copy import (
     Array,
@@ -34,13 +35,9 @@ from tfring._ops.allreduce import allreduce
 from tfring._ops.gather_json import gather_json
 from tfring._ops.reductions import ReduceOp
 
-# The exit status of a job that is to be started again: EX_TEMPFAIL of
-# sysexits.h.
-ASKS_FOR_MORE = 75
-
 
 class Wish(NamedTuple):
-    """What the ranks have agreed on at the end of a step.
+    """The agreement of the ranks at the end of a step.
 
     Attributes:
         saves: A checkpoint is due.
@@ -57,16 +54,15 @@ class _Writing(NamedTuple):
     Attributes:
         number: Its number.
         step: The step.
-        is_manifest: True in the second phase; see Note [Two phases].
-        future: What this rank's thread does; None if it has nothing to do.
-        parts: What the manifest says of each rank's part, except its files.
+        future: The work of this rank's thread; None if it has nothing to do.
+        part: The manifest's entry for this rank's part, without the files; None
+            in the second phase, see Note [Two phases].
     """
 
     number: int
     step: int
-    is_manifest: bool
     future: Future[Any] | None
-    parts: list[dict[str, Any]]
+    part: dict[str, Any] | None
 
 
 class Coordinator:
@@ -114,7 +110,7 @@ class Coordinator:
 
         Args:
             step: How many steps there have been.
-            items: What the training consists of.
+            items: The parts of the training's state.
             goes_on: True if the training goes on with other ranks. An
                 unfinished checkpoint is given up, and is due again.
         """
@@ -140,10 +136,8 @@ class Coordinator:
         self._signals.install()
         values = [item.value() for item in items]
         own = own_items(items, values, runtime.rank(), runtime.size())
-        size_bytes = needed_bytes(
-            values[n].shape.num_elements() * values[n].dtype.size for n in own
-        )
-        self._thread.submit(self._memory.reserve, size_bytes)
+        needed = needed_bytes(size_bytes(values[n]) for n in own)
+        self._thread.submit(self._memory.reserve, needed)
 
     def vote(self, step: int, *, is_last: bool = False) -> Wish:
         """Has the ranks agree at the end of a step, or of an epoch.
@@ -192,7 +186,7 @@ class Coordinator:
 
         Args:
             step: How many steps there have been.
-            items: What the training consists of.
+            items: The parts of the training's state.
             extras: Further arrays of this rank, and tensors of variants, by
                 their keys.
             states: Further state of this rank, as JSON values.
@@ -216,8 +210,7 @@ class Coordinator:
         future = self._thread.submit(
             self._write_part, number, runtime.rank(), own, variants
         )
-        parts = [part]
-        self._writing = _Writing(number, step, False, future, parts)
+        self._writing = _Writing(number, step, future, part)
         self._schedule.begin(step)
         self._next_vote = step + 1
         self._is_due = False
@@ -243,27 +236,21 @@ class Coordinator:
         assert writing is not None
         self._writing = None
         result, error = _outcome(writing.future)
-        own = {"result": result, "error": error, "parts": writing.parts}
+        own = {"result": result, "error": error, "part": writing.part}
         everyones = gather_json(own, name="checkpoint/phase")
         failed = [
             (r, o["error"]) for r, o in enumerate(everyones) if o["error"]
         ]
         if failed:
             self._note_failure(writing, *failed[0])
-        elif writing.is_manifest:
+        elif writing.part is None:
             self._note_success(writing)
         else:
-            parts = [
-                {**each, "files": own["result"]}
-                for own in everyones
-                for each in own["parts"]
-            ]
+            parts = [{**o["part"], "files": o["result"]} for o in everyones]
             future = None
             if runtime.rank() == 0:
                 future = self._thread.submit(self._finish, writing, parts)
-            self._writing = writing._replace(
-                is_manifest=True, future=future, parts=[]
-            )
+            self._writing = writing._replace(future=future, part=None)
 
     def _finish(self, writing: _Writing, parts: list[dict[str, Any]]) -> None:
         self._folder.finish(
@@ -328,7 +315,7 @@ class Coordinator:
                 "asks for another start. %s",
                 signal.Signals(number).name,
                 step,
-                ASKS_FOR_MORE,
+                os.EX_TEMPFAIL,
                 "Its last checkpoint could not be written."
                 if self._has_failed
                 else f"Its state is in {self._folder.path}.",
@@ -336,7 +323,7 @@ class Coordinator:
             if self._requeues:
                 logging.warning("tfring: %s", requeue())
         self.close()
-        return ASKS_FOR_MORE
+        return os.EX_TEMPFAIL
 
     def let_leave(self) -> None:
         """Completes the last checkpoint, and passes on SIGTERM.

@@ -67,7 +67,7 @@ class FitPlace:
 
     def take(self, saved: Saved) -> None:
         """Moves to the place of a checkpoint."""
-        place = saved.of_rank(runtime.rank(), "place")
+        place = saved.own("place")
         self.epoch, self.batch = place["epoch"], place["batch"]
         self._first_epoch = place["first epoch"]
         self._is_first = True

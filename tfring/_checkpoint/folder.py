@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,24 +145,17 @@ class Folder:
             )
         return found
 
-    def problem(
-        self, number: int, ranks: Iterable[int] | None = None
-    ) -> str | None:
+    def problem(self, number: int, rank: int = 0, size: int = 1) -> str | None:
         """Returns what is wrong with a checkpoint, or None if nothing is.
 
-        Args:
-            number: The checkpoint.
-            ranks: The ranks that have written the parts to check; all if None.
+        `rank` checks its share of the parts if `size` ranks share them out.
         """
         folder = self.of_number(number)
         try:
             parts = self.manifest(number)["parts"]
         except (OSError, ValueError, KeyError) as error:
             return f"its manifest cannot be read: {error}"
-        chosen = None if ranks is None else set(ranks)
-        for part in parts:
-            if chosen is not None and part["rank"] not in chosen:
-                continue
+        for part in parts[rank::size]:
             for file in map(PartFile._make, part["files"]):
                 wrong = self._wrong_with(folder / file.name, file)
                 if wrong is not None:

@@ -20,6 +20,7 @@ from tfring._checkpoint.saver import Saver, Settings
 from tfring._core import runtime
 from tfring._keras import iterator_states
 from tfring._state.kinds import are_in_a_round
+from tfring._state.model_state import check_built
 
 # The attribute of an elastic state that is the place in the data.
 _PLACE = "tfring_checkpoint_place"
@@ -124,11 +125,7 @@ class Checkpoint:
             ),
             "a loop",
         )
-        if not model.built:
-            raise ValueError(
-                "Checkpoint: the model must be built first. Give it an Input, "
-                "or call model.build(input_shape)."
-            )
+        check_built(model, "Checkpoint")
         self._model = model
         self._optimizer = optimizer
         self._variables = list(variables)
@@ -192,7 +189,7 @@ class Checkpoint:
         self._saver.begin(items, saved)
         self.epoch = self.batch = self.taken = 0
         if saved is not None:
-            self._take(saved.of_rank(runtime.rank(), "place"))
+            self._take(saved.own("place"))
             self._move_iterator(saved)
         self._note_place()
         return saved is not None

@@ -59,10 +59,17 @@ class Saved:
         """Returns the manifest's entry for each item, by its key."""
         return {key: ranks[min(ranks)] for key, ranks in self._places.items()}
 
-    def of_rank(self, rank: int, name: str) -> Any:
-        """Returns a state that is not a tensor: this rank's, or rank 0's."""
-        parts = {part["rank"]: part for part in self.manifest["parts"]}
-        return parts[rank if self.size == runtime.size() else 0][name]
+    @property
+    def own_rank(self) -> int:
+        """The rank whose part has this rank's states.
+
+        It is rank 0 in a job of another number of ranks.
+        """
+        return runtime.rank() if self.size == runtime.size() else 0
+
+    def own(self, name: str) -> Any:
+        """Returns a state of `own_rank` that is not a tensor."""
+        return self.manifest["parts"][self.own_rank][name]
 
     def read(self, rank: int, key: str) -> _Array:
         """Returns an item of a rank's part."""
@@ -117,9 +124,18 @@ def find(folder: Folder, resume: str) -> Saved | None:
         return None
     rank, size = runtime.rank(), runtime.size()
     numbers = gather_json(folder.numbers(), name="checkpoint/numbers")[0]
+    if not numbers and resume == "auto":
+        return None
+    if not numbers:
+        raise RuntimeError(
+            f"Checkpoint: in {folder.path} there is no checkpoint, for the "
+            f"{size} ranks of this job to go on from. To start over, pass "
+            "resume='auto'. If another job has written some, let all ranks see "
+            "its folder."
+        )
     reasons = []
     for number in numbers:
-        own = folder.problem(number, _parts_to_check(folder, number))
+        own = folder.problem(number, rank, size)
         problems = gather_json(own, name="checkpoint/problem")
         found = next(
             (f"rank {r}: {each}" for r, each in enumerate(problems) if each),
@@ -136,28 +152,11 @@ def find(folder: Folder, resume: str) -> Saved | None:
                 folder.path,
                 found,
             )
-    if not numbers and resume == "auto":
-        return None
-    what = "no checkpoint is whole" if numbers else "there is no checkpoint"
-    why = f" ({reasons[0]})" if reasons else ""
     raise RuntimeError(
-        f"Checkpoint: in {folder.path} {what}{why}, for the {size} ranks of "
-        f"this job to go on from. To begin anew, "
-        + (
-            "name another folder, or pass resume='never'."
-            if numbers
-            else "pass resume='auto'. If another job has written some, let all "
-            "ranks see its folder."
-        )
+        f"Checkpoint: in {folder.path} no checkpoint is whole ({reasons[0]}), "
+        f"for the {size} ranks of this job to go on from. To start over, name "
+        "another folder, or pass resume='never'."
     )
-
-
-def _parts_to_check(folder: Folder, number: int) -> range | None:
-    try:
-        parts = int(folder.manifest(number)["ranks"])
-    except (OSError, ValueError, KeyError):
-        return None
-    return range(runtime.rank(), parts, runtime.size())
 
 
 def restore(saved: Saved, items: Sequence[Item]) -> None:
@@ -168,8 +167,7 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
     Raises:
         ValueError: The checkpoint is of another training.
     """
-    rank, size = runtime.rank(), runtime.size()
-    takers: Mapping[Rule, Callable[[Saved, Item, int, int], None]] = {
+    takers: Mapping[Rule, Callable[[Saved, Item], None]] = {
         Rule.ALIKE: _take_first,
         Rule.FIRST: _take_first,
         Rule.MEAN: _take_mean,
@@ -187,18 +185,18 @@ def restore(saved: Saved, items: Sequence[Item]) -> None:
         if writer is not None:
             item.assign(saved.read(writer, item.key))
         else:
-            takers[item.rule](saved, item, rank, size)
+            takers[item.rule](saved, item)
 
 
 def restore_callbacks(saved: Saved, callbacks: Iterable[Any]) -> None:
     """Gives callbacks their states, when `fit` has reset them."""
-    callbacks, rank = list(callbacks), runtime.rank()
-    callback_states.set_states(callbacks, saved.of_rank(rank, "callbacks"))
-    part = rank if saved.size == runtime.size() else 0
-    for key, count in saved.of_rank(rank, "callback weights").items():
+    callbacks = list(callbacks)
+    callback_states.set_states(callbacks, saved.own("callbacks"))
+    weights = {}
+    for key, count in saved.own("callback weights").items():
         keys = [callback_states.array_key(key, n) for n in range(count)]
-        weights = [saved.read(part, each) for each in keys]
-        callback_states.set_weights(callbacks, key, weights)
+        weights[key] = [saved.read(saved.own_rank, each) for each in keys]
+    callback_states.set_weights(callbacks, weights)
 
 
 def _writer_of_own(
@@ -258,29 +256,31 @@ def _another(saved: Saved, difference: str) -> ValueError:
     )
 
 
-def _take_first(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _take_first(saved: Saved, item: Item) -> None:
     item.assign(saved.whole(item.key))
 
 
-def _take_mean(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _take_mean(saved: Saved, item: Item) -> None:
     ranks = saved.ranks_with(item.key)
     values = [saved.read(each, item.key) for each in sorted(ranks)]
     total = np.sum(np.stack(values), axis=0, dtype=np.float64)
     item.assign((total / len(values)).astype(values[0].dtype))
 
 
-def _take_seed(saved: Saved, item: Item, rank: int, size: int) -> None:
-    item.assign(folded(saved.read(0, item.key), rank).numpy())
+def _take_seed(saved: Saved, item: Item) -> None:
+    value = folded(saved.read(0, item.key), runtime.rank())
+    item.assign(value.numpy())
 
 
-def _take_shard(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _take_shard(saved: Saved, item: Item) -> None:
     assert item.shard is not None
     item.shard.load(saved.whole(item.key))
     item.shard.forget_loaded()
 
 
-def _refuse(saved: Saved, item: Item, rank: int, size: int) -> None:
+def _refuse(saved: Saved, item: Item) -> None:
     raise ValueError(
         f"Checkpoint: '{item.name}' is each rank's own, and {saved.path} has "
-        f"it of {saved.size} ranks. Start as many ranks; this job has {size}."
+        f"it of {saved.size} ranks. Start as many ranks; this job has "
+        f"{runtime.size()}."
     )

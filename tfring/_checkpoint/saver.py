@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import tensorflow as tf
 from tfring._checkpoint import callback_states, restoring
 from tfring._checkpoint.contents import Item
 from tfring._checkpoint.coordinator import Coordinator
-from tfring._checkpoint.files import Files
 from tfring._checkpoint.folder import Folder
 from tfring._checkpoint.restoring import Saved
 from tfring._checkpoint.schedule import Schedule, Signals
@@ -87,8 +85,6 @@ class Saver:
     Args:
         settings: The arguments of the user.
         training: See the attribute.
-        files: The file system.
-        clock: Returns the time in seconds.
 
     Attributes:
         step: How many steps there have been, since the first start.
@@ -96,20 +92,13 @@ class Saver:
             from the place in the data of another kind.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        training: str,
-        files: Files | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: Settings, training: str) -> None:
         self.training = training
         self._settings = settings
-        folder = Path(settings.folder).absolute()
-        self._folder = Folder(folder, files)
+        self._folder = Folder(Path(settings.folder).absolute())
         self._coordinator = Coordinator(
             self._folder,
-            Schedule(settings.every_steps, settings.every_minutes, clock),
+            Schedule(settings.every_steps, settings.every_minutes),
             Signals(settings.on_signal),
             keep=settings.keep,
             strict=settings.strict,
@@ -148,8 +137,7 @@ class Saver:
         self._saved_step = None
         if saved is not None:
             restoring.restore(saved, items)
-            random = saved.of_rank(runtime.rank(), "random")
-            callback_states.set_random_states(random)
+            callback_states.set_random_states(saved.own("random"))
             self.step = self._saved_step = int(saved.manifest["step"])
         self._coordinator.begin(self.step, items)
 
@@ -239,7 +227,7 @@ class SavingCallback(LastInFit):
 
 
 def _check_training(saved: Saved, training: str) -> None:
-    before = saved.of_rank(0, "training")
+    before = saved.own("training")
     if before != training:
         raise ValueError(
             f"Checkpoint: {saved.path} is of {before}, and its place in the "

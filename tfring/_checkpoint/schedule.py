@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -30,7 +31,7 @@ class Schedule:
         self,
         every_steps: int | None,
         every_minutes: float | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._every_steps = every_steps
         self._every_minutes = every_minutes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 
 # A year, which sleeps and waits take without an overflow.
 _LONGEST_SECONDS = 366 * 24 * 3600.0
@@ -12,7 +13,13 @@ _LONGEST_SECONDS = 366 * 24 * 3600.0
 _ENDPOINT = re.compile(r"(?:(?:\[([^\[\]\s]+)\]|([^\[\]:\s]+)):)?([0-9]{1,5})")
 
 
-def seconds(variable: str, default: float, *, takes_zero: bool = True) -> float:
+def seconds(
+    variable: str,
+    default: float,
+    *,
+    takes_zero: bool = True,
+    environment: Mapping[str, str] = os.environ,
+) -> float:
     """Reads a time limit in seconds, or the default where it is unset.
 
     With `takes_zero`, 0 means that there is no limit.
@@ -20,7 +27,7 @@ def seconds(variable: str, default: float, *, takes_zero: bool = True) -> float:
     Raises:
         ValueError: The setting is no number, or is out of bounds.
     """
-    text = os.environ.get(variable, "")
+    text = environment.get(variable, "")
     if not text:
         return default
     try:

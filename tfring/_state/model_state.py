@@ -23,6 +23,15 @@ def has_variables(model: Any) -> bool:
     return model.built or bool(layers and all(each.built for each in layers))
 
 
+def check_built(model: Any, caller: str) -> None:
+    """Raises ValueError if a model has not been built."""
+    if not model.built:
+        raise ValueError(
+            f"{caller}: the model must be built first. Give it an Input, or "
+            "call model.build(input_shape)."
+        )
+
+
 def local_variables_of(model: Any) -> list[LocalVariables]:
     """Returns the local variables of each of the model's optimizers."""
     return [

@@ -93,8 +93,8 @@ class Checkpoints:
 
     def _take(self, saver: Saver, saved: Saved) -> None:
         """Goes on from a checkpoint, whose variables have been restored."""
-        rank, state = runtime.rank(), self._state
-        state.history.replace(saved.of_rank(rank, "place")["history"])
+        state = self._state
+        state.history.replace(saved.own("place")["history"])
         # All ranks take the same place. One of them may have known that the
         # training ends.
         places = [part["place"] for part in saved.manifest["parts"]]
@@ -105,7 +105,7 @@ class Checkpoints:
         self._restore_callbacks = functools.partial(
             restore_callbacks, saved, self._others
         )
-        if rank == 0:
+        if runtime.rank() == 0:
             logging.info(
                 "tfring: going on from %s: step %d, epoch %d, %d taken of it.",
                 *(saved.path, state.steps, state.epoch, state.taken),
@@ -125,8 +125,7 @@ class Checkpoints:
 
         def restore() -> None:
             callback_states.set_states(self._others, states)
-            for key, each in weights.items():
-                callback_states.set_weights(self._others, key, each)
+            callback_states.set_weights(self._others, weights)
 
         self._restore_callbacks = restore
 

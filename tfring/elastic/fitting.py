@@ -54,14 +54,15 @@ def fit(
         model: A Keras model. It is compiled with a
             `tfring.DistributedOptimizer`, or its `train_step` uses a
             `DistributedGradientTape`.
-        x: The inputs: an array, or a list or dict of arrays, of as many rows.
-            Or batches, with their targets: a `keras.utils.PyDataset`, which
-            each rank asks for its own batches; or a `tf.data.Dataset` of known
-            cardinality, which every rank reads as a whole, and which must come
-            in the same order on every rank and each time it is read. Or a
-            function that makes this rank's dataset of batches: it gets the
-            epoch, and how many rows all ranks have taken of it. The guide on
-            elastic training has an example.
+        x: The inputs, in one of three forms. The first is an array, or a list
+            or dict of arrays with equally many rows. The second is batches with
+            their targets: a `keras.utils.PyDataset`, which each rank asks for
+            its own batches; or a `tf.data.Dataset` of known cardinality, which
+            every rank reads as a whole, and which must come in the same order
+            on every rank and each time it is read. The third is a function that
+            makes this rank's dataset of batches: it gets the epoch, and how
+            many rows all ranks have taken of it. The guide on elastic training
+            has an example.
         y: The targets, likewise, for arrays; or None.
         batch_size: The rows of each rank in a step: 32 for arrays. With a
             function, the rows of its batches; batches need none.

@@ -9,9 +9,8 @@ from tfring._memory.parameters import parameter_share, parameters_of
 from tfring._memory.sharding_ranks import ranks_of_hosts
 from tfring._ops.gather_json import gather_json
 from tfring._state.model_state import without_metrics
-from tfring._state.optimizers import with_inner
 from tfring._state.shards import Shard, shard_of
-from tfring._state.whole_states import sharded_optimizers
+from tfring._state.whole_states import sharded_optimizers, states_of
 from tfring.elastic.share_copies import Copies, FoundCopies
 from tfring.elastic.state import LostStateError
 
@@ -37,8 +36,7 @@ class ShardedVariables:
 
     def all_variables(self) -> list[Any]:
         """Returns all variables of a commit: the model's come first."""
-        states = [v for o in with_inner(self._optimizer) for v in o._variables]
-        return [*without_metrics(self._model), *states]
+        return [*without_metrics(self._model), *states_of(self._optimizer)]
 
     def parameters(self) -> list[Any]:
         """Returns the variables of `tfring.shard_parameters`."""

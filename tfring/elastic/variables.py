@@ -15,6 +15,7 @@ from tfring._ops.process_set_registry import were_added
 from tfring._state.broadcast_variables import broadcast_variables
 from tfring._state.kinds import are_in_a_round, rounds_among
 from tfring._state.model_state import (
+    check_built,
     local_variables_of,
     shared_variables,
     without_metrics,
@@ -194,11 +195,7 @@ class TensorFlowKerasState(ObjectState):
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        if not model.built:
-            raise ValueError(
-                f"{name}: the model must be built first. Give it an Input, or "
-                "call model.build(input_shape)."
-            )
+        check_built(model, name)
         self.model = model
         self.backend = backend
         self._same_seeds = same_seeds

@@ -25,9 +25,7 @@ from tfring.launcher.prepare import make_environment, prepare
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `tfringrun`; returns its exit status."""
-    from tfring import __version__
-
-    return run(command_line.parser(__version__).parse_args(arguments))
+    return run(command_line.parser().parse_args(arguments))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,12 +85,7 @@ def _run_elastic(
     from tfring.launcher.elastic import elastic_job, tasks
     from tfring.launcher.elastic.driver import Driver
 
-    settings = _settings(options)
-    environment = make_environment(options.exports, settings)
-    exported = {
-        *mpi_launchers.exported_names(environment),
-        *(name for name, _ in options.exports),
-    }
+    environment = make_environment(options.exports, _settings(options))
     job = elastic_job.make(
         _command(options),
         ranks=options.ranks,
@@ -102,7 +95,7 @@ def _run_elastic(
         hosts=hosts,
         script=options.host_discovery_script or "",
         environment=environment,
-        exported=sorted(exported),
+        exported=mpi_launchers.exported_names(environment, options.exports),
         slots_per_task=(options.slots_per_host or 1)
         if options.rendezvous
         else None,

@@ -54,18 +54,20 @@ _MEBIBYTE = 1 << 20
 _DEFAULT_GRACE_SECONDS = 30.0
 
 
-def parser(version: str) -> argparse.ArgumentParser:
-    """Returns the parser of `tfringrun` of this version of tfring."""
+def parser(command: str = "tfringrun") -> argparse.ArgumentParser:
+    """Returns the parser of `tfringrun`, under the name of a command."""
+    from tfring import __version__
+
     parser = argparse.ArgumentParser(
-        prog="tfringrun",
-        usage="tfringrun [-np N] [-H HOST:SLOTS,...] [options] command ...",
+        prog=command,
+        usage=f"{command} [-np N] [-H HOST:SLOTS,...] [options] command ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-v", "--version", action="version", version=f"tfringrun {version}"
+        "-v", "--version", action="version", version=f"tfringrun {__version__}"
     )
     _add_ranks(parser)
     _add_elastic(parser)

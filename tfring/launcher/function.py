@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -124,9 +123,7 @@ def _check(np: int | None) -> None:
 def _machines(hosts: str | None, np: int | None) -> list[Host]:
     """Returns the machines of the ranks, with one slot per rank."""
     machines = hosts_lib.parse_hosts(hosts) if hosts else _allotted()
-    slots = Counter[str]()
-    for host in machines:
-        slots[host.name] += host.slots
+    slots = hosts_lib.slots_by_name(machines)
     left = ranks = np or slots.total()
     if ranks < 1:
         raise ValueError("tfring.run: how many ranks? Pass np=N.")

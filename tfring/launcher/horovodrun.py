@@ -71,13 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from tfring import __version__
-
-    parser = command_line.parser(__version__)
-    parser.prog = "horovodrun"
-    parser.usage = (
-        "horovodrun [-np N] [-H HOST:SLOTS,...] [options] command ..."
-    )
+    parser = command_line.parser("horovodrun")
     parser.set_defaults(ignored=[])
     for option, variable in (
         ("--start-timeout", "TFRING_INIT_TIMEOUT_SECONDS"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# What Open MPI 5 and 4 write when they lose a host.
+# The message of Open MPI 5 and 4 about a host that is lost.
 _LOST = re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon")
-# What Open MPI and MPICH write of a host on which their daemon does not start.
+# Messages of Open MPI and MPICH about a host where their daemon does not start.
 _FAILED = re.compile(
     rf"{_LOST.pattern}|A daemon failed to report back after being spawned"
     r"|ORTE was unable to reliably start one or more daemons"

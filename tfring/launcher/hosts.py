@@ -32,6 +32,9 @@ class Host:
     name: str
     slots: int
 
+    def __str__(self) -> str:
+        return f"{self.name}:{self.slots}"
+
     def is_local(self) -> bool:
         """Tells whether its name is one of this machine's."""
         here = socket.gethostname()
@@ -68,7 +71,7 @@ def parse_hosts(text: str) -> list[Host]:
         ValueError: An entry has no name that a host can have, or its number is
             not an integer from 1 to `MOST_SLOTS`.
     """
-    return [_parse_host(entry) for entry in text.split(",")]
+    return [parse_host(entry) for entry in text.split(",")]
 
 
 def read_hostfile(path: Path) -> list[Host]:
@@ -106,10 +109,15 @@ def _parse_line(name: str, *settings: str) -> Host:
             raise ValueError(
                 f"expected a line like '{name} slots=4', got {setting!r}."
             )
-    return _parse_host(entry)
+    return parse_host(entry)
 
 
-def _parse_host(entry: str) -> Host:
+def parse_host(entry: str) -> Host:
+    """Reads one host, `node1:4`.
+
+    Raises:
+        ValueError: As for `parse_hosts`.
+    """
     name, colon, slots = entry.strip().partition(":")
     if not _is_name(name):
         raise ValueError(
@@ -131,6 +139,14 @@ def _is_name(name: str) -> bool:
     except UnicodeError:
         return False
     return _NAME.fullmatch(name) is not None
+
+
+def slots_by_name(hosts: Iterable[Host]) -> Counter[str]:
+    """Adds up the slots of hosts that are listed several times."""
+    slots = Counter[str]()
+    for host in hosts:
+        slots[host.name] += host.slots
+    return slots
 
 
 def manages_hosts(environment: Mapping[str, str]) -> bool:

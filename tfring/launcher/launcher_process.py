@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import dataclasses
 import json
 import os
-import selectors
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfring.launcher import command_line
+from tfring.launcher import command_line, orders, processes
 from tfring.rendezvous import handshake, wire
 
 # How long the launcher has to end the ranks on all hosts after their grace.
@@ -23,7 +21,7 @@ _STOP_SECONDS = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """What a placed process needs to join. Whoever has the ticket can join."""
+    """Lets a placed process join, and anybody else who has the ticket."""
 
     address: tuple[str, int]
     token: str = dataclasses.field(repr=False)
@@ -53,19 +51,6 @@ def child_environment() -> dict[str, str]:
     package = str(Path(__file__).parents[2])
     search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
-
-
-def read_order() -> dict[str, Any]:
-    """Reads this process's order, a line of JSON, from standard input.
-
-    Bytes after the line stay unread.
-    """
-    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()
-    if not line.endswith(b"\n"):
-        sys.exit(1)  # the parent is gone
-    order: dict[str, Any] = json.loads(line)
-    return order
 
 
 class Rendezvous:
@@ -145,11 +130,8 @@ class Rendezvous:
             start_new_session=True,
         )
         os.close(writer)
-        assert self._process.stdin is not None
         # If the launcher has ended already, `follow` finds no outcome.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+        orders.write(self._process, order)
 
     def follow(self) -> Outcome:
         """Shows the job's output until its end, and returns how it ended."""
@@ -190,26 +172,14 @@ class Rendezvous:
     def _show_output(self) -> None:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
+        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         decoder = codecs.getincrementaldecoder("utf-8")
-        with selectors.DefaultSelector() as selector:
-            for pipe, name in (
-                (self._process.stdout, "stdout"),
-                (self._process.stderr, "stderr"),
-            ):
-                selector.register(
-                    pipe, selectors.EVENT_READ, (name, decoder("replace"))
-                )
-            while selector.get_map():
-                for key, _ in selector.select():
-                    name, decode = key.data
-                    data = os.read(key.fd, 1 << 16)
-                    # Look the stream up each time, because a notebook replaces
-                    # it.
-                    stream = getattr(sys, name)
-                    if stream is not None:
-                        _write(stream, decode.decode(data, final=not data))
-                    if not data:
-                        selector.unregister(key.fileobj)
+        decoders = {name: decoder("replace") for name in pipes}
+        for name, data in processes.pieces(pipes):
+            text = decoders[name].decode(data, final=not data)
+            # Look the stream up each time, because a notebook replaces it.
+            if (stream := getattr(sys, name)) is not None:
+                _write(stream, text)
 
 
 def _terminals() -> list[int]:

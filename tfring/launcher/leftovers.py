@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-SHARED_MEMORY = Path("/dev/shm")
+from tfring.launcher.surroundings import SHARED_MEMORY
+
 # Files that are younger may belong to a job that is just starting.
 _YOUNGEST_SECONDS = 10.0
 

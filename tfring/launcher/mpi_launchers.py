@@ -16,6 +16,7 @@ from pathlib import Path
 from tfring.launcher import wrapper
 from tfring.launcher.hosts import Host
 from tfring.launcher.output import Marks
+from tfring.launcher.surroundings import SHARED_MEMORY
 
 
 class Family(enum.Enum):
@@ -194,7 +195,6 @@ def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
 # Shared memory that Open MPI needs per rank, with a margin: a full /dev/shm
 # fails the job.
 _SHARED_BYTES_PER_RANK = 24 << 20
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
@@ -216,10 +216,9 @@ def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
 def _has_memory(needed_bytes: int) -> bool:
     """Tells whether /dev/shm has this much room; without it ranks need TCP."""
     try:
-        space = os.statvfs(_SHARED_MEMORY)
+        return shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes
     except OSError:
         return False
-    return space.f_bavail * space.f_frsize >= needed_bytes
 
 
 def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
@@ -227,7 +226,7 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     if job.hosts:
-        options += ["-H", _join_hosts(job.hosts)]
+        options += ["-H", ",".join(map(str, job.hosts))]
     # By default Open MPI would bind each of two ranks to a single core.
     mapping = "slot"
     if job.cores_per_rank:
@@ -254,16 +253,9 @@ def _hydra_options(job: Job) -> list[str]:
     # core.
     options = ["-prepend-pattern", "\x1e%r\x1f"]
     if job.hosts:
-        options += ["-hosts", _join_hosts(job.hosts)]
-    if job.cores_per_rank:
-        options += ["-bind-to", f"core:{job.cores_per_rank}"]
-    else:
-        options += ["-bind-to", "none"]
-    return options
-
-
-def _join_hosts(hosts: Iterable[Host]) -> str:
-    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        options += ["-hosts", ",".join(map(str, job.hosts))]
+    cores = job.cores_per_rank
+    return [*options, "-bind-to", f"core:{cores}" if cores else "none"]
 
 
 def marks(launcher: MpiLauncher) -> Marks:
@@ -293,11 +285,18 @@ _NOT_EXPORTED = re.compile(
 )
 
 
-def exported_names(environment: Iterable[str]) -> list[str]:
-    """Returns the names of variables to copy to ranks on other machines."""
+def exported_names(
+    environment: Iterable[str], exports: Sequence[tuple[str, str | None]] = ()
+) -> list[str]:
+    """Returns the names of variables to copy to ranks on other machines.
+
+    Those of `exports`, the options `-x`, are copied in any case.
+    """
     return sorted(
-        name
-        for name in environment
-        if re.fullmatch(r"[A-Za-z_]\w*", name)
-        and not _NOT_EXPORTED.fullmatch(name)
+        {name for name, _ in exports}.union(
+            name
+            for name in environment
+            if re.fullmatch(r"[A-Za-z_]\w*", name)
+            and not _NOT_EXPORTED.fullmatch(name)
+        )
     )

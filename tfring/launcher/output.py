@@ -101,20 +101,10 @@ class View:
 class Screen:
     """Shows whole lines of all ranks, and the progress bar of rank 0."""
 
-    def __init__(
-        self,
-        write: Callable[[int, bytes], None],
-        view: View,
-        name: Callable[[int], str] = str,
-    ) -> None:
-        """Makes an empty screen.
-
-        `write` writes bytes to descriptor 1 or 2. `name` returns the text to
-        put before the lines of a rank.
-        """
+    def __init__(self, write: Callable[[int, bytes], None], view: View) -> None:
+        """Makes an empty screen; `write` writes to descriptor 1 or 2."""
         self._write = write
         self._view = view
-        self._name = name
         # Unfinished lines by stream and rank (None: the launcher): when the
         # line was begun or last shown, and its text.
         self._unfinished: dict[tuple[int, int | None], tuple[float, bytes]] = {}
@@ -172,6 +162,10 @@ class Screen:
             self._write(self._bar[0], b"\n")
         self._write(stream, prefix + text + end)
         self._bar = None if end else (stream, rank)
+
+    def _name(self, rank: int) -> str:
+        """Returns the rank as it is shown."""
+        return str(rank)
 
     def _prefix(self, rank: int) -> str:
         return f"[{self._name(rank)}] "

@@ -16,10 +16,8 @@ they watch their standard input.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import pickle
 import socket
@@ -32,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfring.launcher import private_files
+from tfring.launcher import orders, private_files
 from tfring.launcher.elastic import elastic_job
 from tfring.launcher.hosts import Host
 from tfring.launcher.launcher_process import (
@@ -40,6 +38,7 @@ from tfring.launcher.launcher_process import (
     Ticket,
     child_environment,
 )
+from tfring.launcher.reason import last_line
 
 # How long a part may take to end its ranks and to remove its files.
 _PART_SECONDS = 15.0
@@ -47,7 +46,7 @@ _PART_SECONDS = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """What the function returned or raised in a worker."""
+    """The result, or the exception, of the function in a worker."""
 
     worker: str
     raised: bool
@@ -116,9 +115,8 @@ class Part:
         if self._complaints is None or self._data:
             return ""
         self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").strip()
-        line = said.rpartition("\n")[2].strip().rstrip(".")
-        return line or f"exit status {self._process.returncode}"
+        status = f"exit status {self._process.returncode}"
+        return last_line(self._complaints.read()) or status
 
 
 def start_part(
@@ -155,7 +153,10 @@ def start_part(
         own = children["PYTHONPATH"]
         variables["PYTHONPATH"] = os.pathsep.join([*search, own])
     configured = {
-        **configuration(ticket, place),
+        "token": ticket.token,
+        "address": ticket.address,
+        "host": place,
+        "silence_seconds": elastic_job.silence_seconds(os.environ),
         "slots": slots,
         "threads": threads,
         "order": order,
@@ -177,11 +178,8 @@ def start_part(
         # An interrupt reaches the ranks through the launcher alone.
         start_new_session=True,
     )
-    assert process.stdin is not None
     # If the part has ended already, the launcher misses its ranks.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(configured).encode() + b"\n" + call)
-        process.stdin.flush()
+    orders.write(process, configured, call)
     return Part(process, complaints, on_loss)
 
 
@@ -189,24 +187,6 @@ def search_path(environment: Mapping[str, str]) -> list[str]:
     """Returns the folders of PYTHONPATH."""
     path = environment.get("PYTHONPATH", "").split(os.pathsep)
     return [entry for entry in path if entry]
-
-
-def configuration(ticket: Ticket, place: str) -> dict[str, Any]:
-    """Returns what the supervisor of a place is told; see `Supervisor`.
-
-    The supervisor's machine has to add the `node`.
-    """
-    return {
-        "token": ticket.token,
-        "address": ticket.address,
-        "host": place,
-        "slots": 1,
-        "directory": str(Path.cwd()),
-        "silence_seconds": elastic_job.silence_seconds(),
-        "interface": None,
-        "has_lifeline": True,
-        "environment": {},
-    }
 
 
 def node() -> str:

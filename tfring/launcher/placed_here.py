@@ -17,11 +17,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from tfring.launcher.elastic.launcher_channels import reach
 from tfring.launcher.launcher_process import Ticket
-from tfring.launcher.placed import configuration, node, search_path
+from tfring.launcher.placed import node, search_path
 from tfring.rendezvous import wire
 
-_CONNECT_SECONDS = 30.0
 # Variables that a rank gets unless its process has them.
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "1"}
 
@@ -44,13 +44,13 @@ class Joined:
         Raises:
             OSError: The launcher cannot be reached, or has ended the job.
         """
-        order = {**configuration(ticket, place), "node": node()}
-        hello = {key: order[key] for key in ("host", "node", "slots")} | {
-            "role": "supervisor"
+        hello: dict[str, Any] = {
+            "role": "supervisor",
+            "host": place,
+            "slots": 1,
+            "node": node(),
         }
-        sock = wire.connect(
-            ticket.address, ticket.token, hello, _CONNECT_SECONDS
-        )
+        sock = reach(ticket.address, ticket.token, hello)
         self._channel = wire.Channel(sock)
         self._is_leaving = False
         start = self._wait_for_start()
@@ -64,7 +64,7 @@ class Joined:
                 "TFRING_ELASTIC_TOKEN": ticket.token,
                 "TFRING_ELASTIC_RENDEZVOUS": f"{address}:{port}",
                 "TFRING_ELASTIC_INTERFACE": sock.getsockname()[0],
-                "TFRING_ELASTIC_HOST": order["node"],
+                "TFRING_ELASTIC_HOST": hello["node"],
                 "TFRING_ELASTIC_WORKER": self.worker,
             }
         )

@@ -14,17 +14,16 @@ import sys
 import threading
 from typing import Any
 
-from tfring.launcher import surroundings
+from tfring.launcher import orders, surroundings
 from tfring.launcher.elastic import elastic_job
 from tfring.launcher.elastic.driver import Driver
-from tfring.launcher.launcher_process import read_order
 from tfring.launcher.output import View
 from tfring.rendezvous import wire
 
 
 def main() -> int:
     """Runs the job; returns its exit status."""
-    order = read_order()
+    order = orders.read()
     try:
         surroundings.complete()
         outcome = _run(order)

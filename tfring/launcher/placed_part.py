@@ -7,24 +7,22 @@ writes what the ranks have returned to standard output.
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from tfring.launcher import placed, prepare, private_files
+from tfring.launcher import orders, placed, prepare, private_files
 from tfring.launcher.elastic import supervisor
-from tfring.launcher.launcher_process import read_order
 
 
 def main() -> int:
     """Runs the part; returns its exit status."""
-    order = read_order()
+    order = orders.read()
     folder = Path(tempfile.mkdtemp(prefix=".tfring-run-"))
     try:
-        call = _read(order["call_bytes"])
+        call = orders.read_data(order["call_bytes"])
         private_files.write(
             folder / "call", pickle.dumps((order["path"], call))
         )
@@ -45,16 +43,6 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return status
-
-
-def _read(count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = os.read(0, min(count - len(data), 1 << 20))
-        if not more:
-            sys.exit(1)  # the parent is gone
-        data += more
-    return data
 
 
 if __name__ == "__main__":

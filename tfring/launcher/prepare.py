@@ -36,8 +36,8 @@ def prepare(
     ranks: int | None,
     hosts: Sequence[Host],
     view: View,
-    exports: Sequence[tuple[str, str | None]] = (),
-    settings: Mapping[str, str] | None = None,
+    exports: Sequence[tuple[str, str | None]],
+    settings: Mapping[str, str],
 ) -> RunningJob:
     """Returns a job that is ready to run.
 
@@ -58,27 +58,20 @@ def prepare(
     """
     stages = Stages()
     launcher = find_launcher()
-    environment = make_environment(exports, settings or {})
-    job = _describe(
-        ranks,
-        hosts,
-        command,
-        environment,
-        exports=[name for name, _ in exports],
-    )
+    environment = make_environment(exports, settings)
+    job = _describe(ranks, hosts, command, environment, exports)
     environment = {**mpi_launchers.environment(launcher, job), **environment}
     line = mpi_launchers.command_line(launcher, job)
     if view.verbose:
         _say_how(launcher, job, line)
     is_open_mpi = launcher.family is mpi_launchers.Family.OPEN_MPI
     return RunningJob(
+        launcher,
         line,
         environment,
-        mpi_launchers.marks(launcher),
         job.ranks,
         view=view,
         stages=stages,
-        carriers=launcher.carriers,
         grace_seconds=command_line.grace_seconds(environment),
         # Removal takes time: it reads the memory maps of all processes.
         meanwhile=leftovers.remove if is_open_mpi else None,
@@ -119,8 +112,7 @@ def _describe(
     hosts: Sequence[Host],
     command: Sequence[str],
     environment: Mapping[str, str],
-    *,
-    exports: Sequence[str],
+    exports: Sequence[tuple[str, str | None]],
 ) -> mpi_launchers.Job:
     slots = sum(host.slots for host in hosts)
     if ranks is None:
@@ -128,37 +120,29 @@ def _describe(
             raise ValueError("how many ranks? Pass -np N.")
         ranks = slots
     elsewhere = not all(host.is_local() for host in hosts)
+    oversubscribe, cores_per_rank = False, 0
     if not hosts and hosts_lib.manages_hosts(environment):
         # Only the MPI launcher knows the hosts of the batch system.
         elsewhere = True
-        oversubscribe = False
-        cores_per_rank = 0
     else:
         package_cores = hosts_lib.cores_per_package()
         oversubscribe = ranks > (slots or sum(package_cores))
-        cores_per_rank = (
-            0
-            if elsewhere or oversubscribe
-            else hosts_lib.cores_to_bind(package_cores, ranks)
-        )
+        if not (elsewhere or oversubscribe):
+            cores_per_rank = hosts_lib.cores_to_bind(package_cores, ranks)
     if hosts and oversubscribe:
         print(
             f"tfringrun: {ranks} ranks on hosts with {slots} slots in all; "
             "some slots get several.",
             file=sys.stderr,
         )
-    exported = (
-        {*mpi_launchers.exported_names(environment), *exports}
-        if elsewhere
-        else ()
-    )
+    exported = mpi_launchers.exported_names(environment, exports)
     return mpi_launchers.Job(
         ranks=ranks,
         command=command,
         hosts=hosts,
         oversubscribe=oversubscribe,
         cores_per_rank=cores_per_rank,
-        exported=sorted(exported),
+        exported=exported if elsewhere else (),
         one_machine=not elsewhere,
     )
 
@@ -168,7 +152,7 @@ def _say_how(
     job: mpi_launchers.Job,
     command: Sequence[str],
 ) -> None:
-    where = ", ".join(f"{host.name}:{host.slots}" for host in job.hosts)
+    where = ", ".join(map(str, job.hosts))
     binding = (
         f"each bound to {job.cores_per_rank} cores"
         if job.cores_per_rank

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, TypeVar
 
-# Signals that ask a job to end. The ranks get them, and have a grace.
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Key = TypeVar("_Key")
+
 # Signals by which batch systems warn a job. The ranks get them.
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+# The other three ask a job to end. The ranks get them, and have a grace.
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *FORWARDED)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -24,22 +28,15 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent() -> None:
-    """Makes this process get SIGTERM when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def be_killed_with_parent() -> None:
-    """Makes this process get SIGKILL when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Makes this process get a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager
-def stopped_by(
-    handler: Callable[[int], None], numbers: Sequence[int] = STOPPING
-) -> Iterator[None]:
+def signals_to(handler: Callable[[int], None]) -> Iterator[None]:
     """Within the context, passes signals to this process to a handler."""
-    previous = {number: signal.getsignal(number) for number in numbers}
+    previous = {number: signal.getsignal(number) for number in HANDLED}
     for number, before in previous.items():
         if before is not signal.SIG_IGN:  # nohup has ignored it
             signal.signal(number, lambda number, _: handler(number))
@@ -60,6 +57,19 @@ def open_wake_pipe() -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     return reader
+
+
+def pieces(pipes: Mapping[_Key, IO[bytes]]) -> Iterator[tuple[_Key, bytes]]:
+    """Yields the key of a pipe with each piece of its data; b"" is its end."""
+    with selectors.PollSelector() as selector:
+        for key, pipe in pipes.items():
+            selector.register(pipe, selectors.EVENT_READ, key)
+        while selector.get_map():
+            for ready, _ in selector.select():
+                data = os.read(ready.fd, 1 << 16)
+                if not data:
+                    selector.unregister(ready.fileobj)
+                yield ready.data, data
 
 
 def ended_child() -> int:
@@ -88,13 +98,10 @@ def descendants() -> list[int]:
     """Returns the living processes that this one or its children started."""
     parents = {}
     for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name of the program, in parentheses, may contain anything.
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(directory.name)] = int(fields[1])
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent, *_ = stat_fields(directory.name)
+            if state != "Z":
+                parents[int(directory.name)] = int(parent)
     found = {os.getpid()}
     while more := {
         pid
@@ -103,6 +110,23 @@ def descendants() -> list[int]:
     }:
         found |= more
     return sorted(found - {os.getpid()})
+
+
+def stat_fields(process: int | str) -> list[str]:
+    """Returns the fields of /proc/PID/stat from the state on.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    stat = Path(f"/proc/{process}/stat").read_text()
+    # The name of the program, in parentheses, may contain anything.
+    return stat.rpartition(")")[2].split()
+
+
+def kill_group(leader: int) -> None:
+    """Kills what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _signal_all(pids: Sequence[int], number: int) -> None:

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, caught)
     _get_signal_at_parents_end(signal.SIGTERM)
-    # A copy, because the rank may redirect its stderr.
+    # Reports go to a copy, because the rank may redirect its stderr.
     reports = os.dup(2)
     os.set_inheritable(reports, True)
     with contextlib.suppress(OSError):  # there may be no /proc
@@ -120,8 +120,8 @@ def _become_rank(command: list[str], parent: int, mask: Set[int]) -> None:
     try:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        # No shell in between: it would drop variables whose names are not valid
-        # in it, such as a module system's `BASH_FUNC_module%%`.
+        # There is no shell in between: it would drop variables whose names are
+        # not valid in it, such as a module system's `BASH_FUNC_module%%`.
         os.execvp(command[0], command)
     except OSError as error:
         status = 127 if isinstance(error, FileNotFoundError) else 126

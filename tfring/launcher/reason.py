@@ -1,4 +1,4 @@
-"""The exception at a rank's end, and the sentence of it that tells why."""
+"""Finds the reason of an end in the last words of a rank or a program."""
 
 import re
 
@@ -55,3 +55,9 @@ def reason(error: str) -> str:
         own = [each for each in lines if not _FRAME.match(each)]
         line = kind + [*roots, *own, _GRAPH_ERROR][0]
     return _DECORATION.sub("", line).strip()
+
+
+def last_line(said: bytes) -> str:
+    """Returns why a program has failed, by the last line of its stderr."""
+    text = said.decode(errors="replace").strip()
+    return text.rpartition("\n")[2].strip().rstrip(".")

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tfring.launcher import ending, host_failures, processes, wrapper
-from tfring.launcher.output import Marks, Screen, StreamReader, View
+from tfring.launcher.mpi_launchers import MpiLauncher, marks
+from tfring.launcher.output import Screen, StreamReader, View
 from tfring.launcher.stages import STAGE_OF_REPORT, Stage, Stages
 
 
@@ -28,28 +29,24 @@ class RunningJob:
 
     def __init__(
         self,
+        launcher: MpiLauncher,
         command: Sequence[str],
         environment: Mapping[str, str],
-        marks: Marks,
         ranks: int,
         *,
         view: View,
         stages: Stages,
-        carriers: Mapping[int, int],
         grace_seconds: float,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Prepares the run.
 
-        `command` and `environment` are the MPI launcher's, and `marks` says how
-        it marks the ranks' output. `carriers` has, for each signal to the
-        ranks, the signal to send to the launcher. `meanwhile` is called while
-        the launcher starts the ranks.
+        `command` and `environment` are the launcher's. `meanwhile` is called
+        while it starts the ranks.
         """
+        self._launcher = launcher
         self._command = command
         self._environment = environment
-        self._marks = marks
-        self._carriers = carriers
         self._meanwhile = meanwhile
         self._states = wrapper.RankStates()
         self._ending = ending.Ending(self._states, ranks, grace_seconds)
@@ -78,8 +75,7 @@ class RunningJob:
         """
         processes.adopt_orphans()
         self._wake = processes.open_wake_pipe()
-        numbers = (*processes.STOPPING, *processes.FORWARDED)
-        with processes.stopped_by(self._signals.append, numbers):
+        with processes.signals_to(self._signals.append):
             self._process = subprocess.Popen(
                 self._command,
                 env=dict(self._environment),
@@ -115,7 +111,7 @@ class RunningJob:
             (2, self._process.stderr),
         ):
             self._readers[stream] = StreamReader(
-                stream, self._marks, self._screen, self._take_report
+                stream, marks(self._launcher), self._screen, self._take_report
             )
             selector.register(pipe, selectors.EVENT_READ, stream)
         selector.register(self._wake, selectors.EVENT_READ, 0)
@@ -167,7 +163,7 @@ class RunningJob:
             if notice := self._ending.take_signal(self._signals.pop(0), now):
                 self._notices.append(notice)
         for number in self._ending.signals_for_ranks():
-            self._process.send_signal(self._carriers[number])
+            self._process.send_signal(self._launcher.carriers[number])
         if self._ending.is_stop_due(
             now, launcher_failed=self._screen.job_failed
         ):

@@ -1,4 +1,4 @@
-"""Where the seconds of a job's start and end go: `tfringrun --verbose`."""
+"""Tells where a job's start and end spend time: `tfringrun --verbose`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import enum
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from tfring.launcher import processes
 
 
 class Stage(enum.Enum):
@@ -79,8 +80,6 @@ class Stages:
 
 def process_age_seconds() -> float:
     """Returns how long ago this process was started, within 10 ms."""
-    stat = Path("/proc/self/stat").read_text()
-    # The name of the program, in parentheses, may contain anything.
-    ticks = int(stat.rpartition(")")[2].split()[19])
+    ticks = int(processes.stat_fields("self")[19])
     started_at = ticks / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at

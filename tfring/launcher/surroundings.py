@@ -1,15 +1,16 @@
-"""What a launcher needs of its machine and process: streams, HOME, space."""
+"""Checks and completes a launcher's surroundings: streams, HOME, space."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
+import shutil
 import sys
 from pathlib import Path
 
 _OWN_PROCESS = Path("/proc/self")
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 # A folder with less free space counts as full.
 _LEAST_BYTES = 1 << 20
 
@@ -63,11 +64,10 @@ def full_folders() -> list[str]:
 
     SIGBUS kills a process that writes to a mapped file in a full folder.
     """
-    folders = [_SHARED_MEMORY, Path(os.environ.get("TMPDIR") or "/tmp")]
+    folders = [SHARED_MEMORY, Path(os.environ.get("TMPDIR") or "/tmp")]
     full = []
     for folder in folders:
         with contextlib.suppress(OSError):
-            space = os.statvfs(folder)
-            if space.f_bavail * space.f_frsize < _LEAST_BYTES:
+            if shutil.disk_usage(folder).free < _LEAST_BYTES:
                 full.append(str(folder))
     return full

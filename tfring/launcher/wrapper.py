@@ -18,6 +18,7 @@ reports are:
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -38,10 +39,6 @@ def command_line(meanings: Mapping[int, int]) -> list[str]:
     # -I and -S save the time to read a user's variables and packages.
     return [sys.executable, "-I", "-S", str(program), pairs]
 
-
-# The exit status with which `tfring.callbacks.Checkpoint` ends ranks at a
-# signal: EX_TEMPFAIL of sysexits.h.
-ASKS_FOR_MORE = 75
 
 # The part of `output`'s pattern that matches a report.
 REPORT_PATTERN = (
@@ -86,7 +83,7 @@ class RankStates:
         if report.status == 0:
             return
         if report.word == "leaving":
-            # No failure yet, because the rank may catch its SystemExit.
+            # This is no failure yet: the rank may catch its SystemExit.
             self._leaving[report.rank] = report
         elif self.first_failure is None:
             # The other ranks fail once this rank leaves, perhaps before its
@@ -103,10 +100,10 @@ def describe(
     Strings are "" if unknown.
     """
     where = f"{who} (host {host})" if host else who
-    if status == ASKS_FOR_MORE:
+    if status == os.EX_TEMPFAIL:  # `tfring.callbacks.Checkpoint` at a signal
         return (
-            f"tfringrun: {where} has saved and asks for another start: exit "
-            f"status {status}."
+            f"{where} has saved and asks for another start: exit status "
+            f"{status}."
         )
     # 1 is Python's exit status for an uncaught exception. With another status
     # the rank has survived the exception in its traceback.

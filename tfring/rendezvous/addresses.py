@@ -15,9 +15,10 @@ from tfring.rendezvous.handshake import BusyError, HandshakeError
 
 # The most time for one address of a name while other addresses are left.
 _ADDRESS_SECONDS = 5.0
-# The same time as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
-# options]). Pulses report a lost worker sooner. The end of such a connection
-# ends its process, which a machine that freezes for two seconds must not cause.
+# TCP between workers has the same limit (tfring_ops/transport/tcp/tcp.h, Note
+# [TCP options]). Pulses report a lost worker sooner. The end of a connection to
+# the launcher ends its process, which a machine that freezes for two seconds
+# must not cause.
 UNACKNOWLEDGED_MILLISECONDS = 5000
 
 

@@ -163,15 +163,14 @@ class Listener:
         self,
         host: str | socket.socket,
         token: str,
-        port: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listens at `host`, an address of this machine; port 0 takes any.
+        """Listens at any port of `host`, an address of this machine.
 
         `host` may also be a socket of `listening_socket`, which it takes over.
 
         Raises:
-            OSError: There is no such address here, or the port is taken.
+            OSError: There is no such address here.
         """
         self._token = token
         self._clock = clock
@@ -183,7 +182,7 @@ class Listener:
         most = descriptors.raise_limit() // _SHARE_OF_DESCRIPTORS
         self._most_handshakes = min(most, MOST_HANDSHAKES)
         if isinstance(host, str):
-            host = listening_socket(host, port)
+            host = listening_socket(host)
         self._sock = host
         self._sock.setblocking(False)
         self.address: Address = self._sock.getsockname()[:2]
@@ -332,7 +331,7 @@ class Channel:
         self._sock = sock
         self._frames = frames.Decoder(MESSAGE_BYTES)
         self._lock = threading.Lock()
-        # What is still to be sent: the rest of a frame, and whole frames.
+        # Bytes still to be sent: the rest of a frame, and whole frames.
         self._unsent: collections.deque[memoryview] = collections.deque()
         # Why nothing more can be received; "" while messages may come.
         self._ended = ""

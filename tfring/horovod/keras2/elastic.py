@@ -9,6 +9,7 @@ import tf_keras
 from tfring import elastic
 from tfring._core import runtime
 from tfring._ops.process_set_registry import were_added
+from tfring._state.model_state import check_built
 from tfring.horovod.keras2.variables import state_variables
 
 
@@ -33,8 +34,7 @@ class TensorFlowKerasState(elastic.TensorFlowState):
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        if not model.built:
-            raise ValueError(f"{name}: the model must be built first.")
+        check_built(model, name)
         self.model = model
         self.backend = backend
         self.optimizer: Any = optimizer or getattr(model, "optimizer", None)

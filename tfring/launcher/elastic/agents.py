@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import socket
 import time
 from collections.abc import Callable
 
+from tfring.launcher import orders
 from tfring.launcher.elastic.child import Child, Program
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
+from tfring.launcher.reason import last_line
 from tfring.rendezvous import addresses, wire
 
 # How long a supervisor may take to connect to the launcher.
@@ -92,7 +93,10 @@ class Agent:
                 self._error = str(error)
                 self.kill()
         if self._error or self._child.is_over:
-            return self._error or self._why_ended()
+            why = (
+                self._error or self._child.error or last_line(self._child.text)
+            )
+            return why or "its supervisor has ended"
         if time.monotonic() < self.connect_by:
             return ""
         if not self._has_name:
@@ -102,11 +106,6 @@ class Agent:
             f"{CONNECT_SECONDS:g} s; a firewall may be in between"
         )
 
-    def _why_ended(self) -> str:
-        said = self._child.text.decode(errors="replace").strip()
-        line = said.rpartition("\n")[2].strip().rstrip(".")
-        return self._child.error or line or "its supervisor has ended"
-
     def kill(self) -> None:
         """Kills the process. A supervisor elsewhere then ends by itself."""
         self._addresses.put(None)
@@ -114,23 +113,19 @@ class Agent:
 
     def _program(self) -> Program | None:
         """Returns the supervisor's program. Runs in the child's thread."""
-        interface = _address_for(self._host, self._job)
+        host = Host(self._host, 1)
+        interface = _address_for(host.name, self._job)
         self._interfaces.put(interface)
         self._wake()
         address = self._addresses.get()
         if address is None:
             return None
-        configuration = self._job.configuration(
-            self._host, self._token, address
-        )
-        if Host(self._host, 1).is_local():
+        configuration = self._job.configuration(host.name, self._token, address)
+        if host.is_local():
             configuration["interface"] = interface
         else:
             configuration["environment"] = {
                 name: self._job.environment[name] for name in self._job.exported
             }
-        line = json.dumps(configuration).encode() + b"\n"
-        command = Host(self._host, 1).command(
-            _MODULE, os.environ.get("PYTHONPATH", "")
-        )
-        return Program(command, line, reads="stderr")
+        command = host.command(_MODULE, os.environ.get("PYTHONPATH", ""))
+        return Program(command, orders.encoded(configuration), reads="stderr")

@@ -7,11 +7,9 @@ starts it, reads its output and waits for its end. No method of `Child` waits.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import select
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +24,7 @@ _READ_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a child runs.
+    """A program for a child to run.
 
     Attributes:
         command: The program and its arguments.
@@ -88,7 +86,7 @@ class Child:
     def _kill(self) -> None:
         with self._lock:
             if self._process is not None:
-                _kill_group(self._process.pid)
+                processes.kill_group(self._process.pid)
 
     def _run(self) -> None:
         try:
@@ -155,7 +153,7 @@ class Child:
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Takes the exit status, and kills the rest of the process group."""
         with self._lock:
-            _kill_group(process.pid)
+            processes.kill_group(process.pid)
             self.status = process.wait()
             self._process = None
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -176,8 +174,3 @@ def _write(descriptor: int, data: bytes) -> bytes:
         return data
     except OSError:  # Nobody reads it any more.
         return b""
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

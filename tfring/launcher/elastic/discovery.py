@@ -20,7 +20,7 @@ class Discovery:
         """Takes the path of a program without arguments."""
         self._script = script
         self._child: Child | None = None
-        # When a running script is killed, or when the next run starts.
+        # The time at which a running script is killed, or the next run starts.
         self._due = 0.0
         # The last error.
         self.error = ""
@@ -78,7 +78,7 @@ def parse(text: str) -> dict[str, int]:
     for line in text.splitlines():
         if not line.strip():
             continue
-        (host,) = hosts_lib.parse_hosts(line.strip().replace(",", "?"))
+        host = hosts_lib.parse_host(line.strip())
         if host.name in slots:
             raise ValueError(f"host {host.name} is there twice.")
         slots[host.name] = host.slots

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server
 from tfring.launcher.elastic.workers import Say
+from tfring.launcher.hosts import slots_by_name
 from tfring.launcher.output import View
 from tfring.launcher.stages import Stage, Stages
 from tfring.rendezvous import handshake
@@ -56,7 +56,7 @@ class Driver:
         self._server = Server(self._token, job.silence_seconds)
         if listener is not None:
             self._server.take_over(listener)
-        self._hosts = HostTable()
+        self._hosts = HostTable(time.monotonic)
         rules = Membership if job.limits.replaces else FixedMembership
         self._membership = rules(job.limits, self._hosts, time.monotonic)
         # The rank of each worker in the newest generation.
@@ -93,14 +93,10 @@ class Driver:
     def run(self) -> int:
         """Runs the job; returns its exit status."""
         processes.adopt_orphans()
-        numbers = (*processes.STOPPING, *processes.FORWARDED)
-        with processes.stopped_by(self._signals.append, numbers):
+        with processes.signals_to(self._signals.append):
             try:
                 if self._discovery is None:
-                    slots: collections.Counter[str] = collections.Counter()
-                    for host in self._job.hosts:
-                        slots[host.name] += host.slots
-                    self._hosts.update(slots)
+                    self._hosts.update(slots_by_name(self._job.hosts))
                 self._train()
                 self._end()
                 return self._status()
@@ -126,8 +122,6 @@ class Driver:
         hosts = self._server.connected("supervisor")
         message = {"kind": "signal", "number": number}
         self._server.send("supervisor", hosts, message)
-
-    # While the job runs
 
     def _train(self) -> None:
         while self._membership.outcome is None and self._stop_signal is None:
@@ -161,7 +155,7 @@ class Driver:
             self._screen.say(f"hosts: {listed or 'none'}.")
 
     def _start_supervisors(self) -> None:
-        for host in self._hosts.missing(time.monotonic()):
+        for host in self._hosts.missing():
             if host in self._agents:
                 # The host was taken away, and is back before its supervisor has
                 # ended.
@@ -191,8 +185,6 @@ class Driver:
         if host in self._hosts:
             self._screen.say(f"{why}.")
         self._membership.host_lost(host, why)
-
-    # Events
 
     def _take(self, event: Event) -> None:
         name, message = event.name, event.message
@@ -299,29 +291,27 @@ class Driver:
         self.ranks[worker] = rank
         self._screen.prefixes[_number(worker)] = str(rank)
 
-    # At the end
-
     def _end(self) -> None:
         stopped = self._stop_signal is not None
         grace = self._grace_seconds if stopped else _FAILURE_GRACE_SECONDS
         failure = self._membership.outcome
-        if not stopped:
-            why = failure or "the job is over"
-            message = {"kind": "end", "status": int(bool(failure)), "why": why}
-        else:
+        workers = self._membership.workers
+        if stopped:
             # At SIGTERM each worker asks whether it may leave. This is the
             # answer.
-            message = {"kind": "leave"}
-        self._server.send("worker", self._membership.workers, message)
-        # Wait for the supervisor's report on the worker that failed first.
-        if failure and not stopped:
-            first = self._membership.first_failure
-            self._wait_for(
-                lambda: first is None or first.status is not None,
-                _LAST_MESSAGE_SECONDS,
-            )
-        if stopped:
+            self._server.send("worker", workers, {"kind": "leave"})
             self._ask_to_end()
+        else:
+            why = failure or "the job is over"
+            message = {"kind": "end", "status": int(bool(failure)), "why": why}
+            self._server.send("worker", workers, message)
+            # Wait for the supervisor's report on the worker that failed first.
+            first = self._membership.first_failure
+            if failure:
+                self._wait_for(
+                    lambda: first is None or first.status is not None,
+                    _LAST_MESSAGE_SECONDS,
+                )
         message = _end_message(grace, self._status())
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
@@ -410,7 +400,7 @@ class Driver:
         else:
             end = wrapper.describe(
                 who, first.host, first.status, exception, last_line
-            ).removeprefix("tfringrun: ")
+            )
         return f"{failure}\n{end}" if self._job.limits.replaces else end
 
 

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfring._core import settings
@@ -44,10 +43,7 @@ class ElasticJob:
             "address": address,
             "host": host,
             "command": list(self.command),
-            "directory": str(Path.cwd()),
             "silence_seconds": self.silence_seconds,
-            "interface": None,
-            "has_lifeline": True,
             "environment": dict(self.environment),
         }
 
@@ -102,19 +98,15 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
-            replacement_seconds=settings.seconds(
-                "TFRING_ELASTIC_TIMEOUT_SECONDS",
-                Limits.replacement_seconds,
-                takes_zero=False,
-            ),
-            ready_seconds=_ready_seconds(),
+            replacement_seconds=_replacement_seconds(environment),
+            ready_seconds=_ready_seconds(environment),
             may_grow=may_grow,
         ),
         script=script,
         environment=environment,
         exported=exported,
-        silence_seconds=silence_seconds(),
-        interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
+        silence_seconds=silence_seconds(environment),
+        interface=environment.get("TFRING_ELASTIC_INTERFACE", ""),
     )
 
 
@@ -166,7 +158,7 @@ def placed(
 ) -> ElasticJob:
     """Returns a job whose workers are started where an engine has placed them.
 
-    The arguments are those of `placed.Rendezvous`.
+    The arguments are those of `launcher_process.Rendezvous`.
 
     Raises:
         ValueError: A setting is invalid.
@@ -179,7 +171,7 @@ def placed(
             maximum=maximum or ranks,
             first=ranks,
             replacement_seconds=timeout_seconds,
-            ready_seconds=_ready_seconds(),
+            ready_seconds=_ready_seconds(os.environ),
             may_grow=True,
             replaces=minimum is not None,
             # 0 means that there is no limit.
@@ -189,26 +181,40 @@ def placed(
         script="",
         environment=os.environ,
         exported=(),
-        silence_seconds=silence_seconds(),
+        silence_seconds=silence_seconds(os.environ),
         interface=interface,
         shows_end=False,
     )
 
 
-def silence_seconds() -> float:
+def silence_seconds(environment: Mapping[str, str]) -> float:
     """Returns after how many silent seconds a worker counts as lost.
 
     Raises:
         ValueError: The setting is invalid.
     """
-    return settings.seconds(
-        "TFRING_ELASTIC_SILENCE_SECONDS", 2.0, takes_zero=False
+    return _seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0, environment)
+
+
+def _replacement_seconds(environment: Mapping[str, str]) -> float:
+    return _seconds(
+        "TFRING_ELASTIC_TIMEOUT_SECONDS",
+        Limits.replacement_seconds,
+        environment,
     )
 
 
-def _ready_seconds() -> float:
+def _ready_seconds(environment: Mapping[str, str]) -> float:
+    return _seconds(
+        "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds, environment
+    )
+
+
+def _seconds(
+    variable: str, default: float, environment: Mapping[str, str]
+) -> float:
     return settings.seconds(
-        "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds, takes_zero=False
+        variable, default, takes_zero=False, environment=environment
     )
 
 

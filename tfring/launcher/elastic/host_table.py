@@ -1,6 +1,6 @@
 """The hosts of an elastic job: which may take workers, and which are left out.
 
-There are no clocks and no sockets here: callers pass the time.
+There are no sockets here, and the caller passes the clock.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 # A host gets no new workers after this many failures, unless one of its workers
 # has trained in between. Once a generation has trained, the host is tried again
@@ -45,7 +45,8 @@ class _Host:
 class HostTable:
     """All hosts that the job has been given."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._hosts: dict[str, _Host] = {}
         # The results of `slots_of_node`; empty after a change of the hosts.
         self._slots_of_nodes: dict[str, tuple[int, int]] = {}
@@ -117,18 +118,20 @@ class HostTable:
                 nodes.setdefault(host.node, []).extend([name] * host.slots)
         return [name for of_node in nodes.values() for name in of_node]
 
-    def missing(self, now: float) -> list[str]:
+    def missing(self) -> list[str]:
         """Returns the hosts that should have a supervisor, and have none."""
+        now = self._clock()
         return [
             name
             for name, host in self._hosts.items()
             if not (host.up or host.left_out) and now >= host.retry_at
         ]
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Takes hosts back on trial when their cool-down is over."""
         if not self._has_trained:
             return
+        now = self._clock()
         for host in self._hosts.values():
             if host.left_out and now >= host.struck_at + host.cool_down_seconds:
                 host.strikes = MOST_STRIKES - 1
@@ -138,7 +141,7 @@ class HostTable:
         if name in self._hosts:
             self._hosts[name].up = True
 
-    def lost(self, name: str, now: float) -> str:
+    def lost(self, name: str) -> str:
         """Notes that a host's supervisor is gone, or cannot be started.
 
         Returns for how long the host is left out, as `strike` does.
@@ -151,10 +154,11 @@ class HostTable:
             del self._hosts[name]
             return ""
         host.up = host.leaving = False
+        now = self._clock()
         host.retry_at = now + FIRST_RETRY_SECONDS * 2**host.strikes
-        return self.strike(name, now, now)
+        return self.strike(name, now)
 
-    def strike(self, name: str, started: float, now: float) -> str:
+    def strike(self, name: str, started: float) -> str:
         """Counts a failure on a host.
 
         A failure of a worker that was started before the last counted failure
@@ -168,7 +172,7 @@ class HostTable:
             return ""
         before = host.left_out
         host.strikes += 1
-        host.struck_at = now
+        host.struck_at = self._clock()
         if not host.left_out or before:
             return ""
         host.cool_down_seconds = min(

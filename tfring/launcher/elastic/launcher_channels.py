@@ -22,7 +22,7 @@ def reach(
     address: wire.Address,
     token: str,
     hello: dict[str, Any],
-    patience_seconds: float,
+    patience_seconds: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> socket.socket:
     """Connects to the rendezvous, and tries again for `patience_seconds`.

@@ -7,6 +7,7 @@ No clocks and no sockets. Events are calls, which note what has happened, and
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from tfring.launcher.elastic.roster import ENDING_SECONDS, KILLED
 from tfring.launcher.elastic.rules import Rules
 from tfring.launcher.elastic.workers import State, Worker
 from tfring.launcher.reason import reason
-from tfring.launcher.wrapper import ASKS_FOR_MORE
 
 # A process may live this long after the end of its connection.
 _EXIT_SECONDS = 3.0
@@ -28,7 +28,7 @@ class Membership(Rules):
 
     def host_lost(self, host: str, why: str) -> None:
         """Notes that a supervisor is gone, and its workers with it."""
-        left_out = self.hosts.lost(host, self._clock())
+        left_out = self.hosts.lost(host)
         for worker in list(self.workers.values()):
             if worker.host == host and worker.done:
                 self._roster.release(worker, why)
@@ -55,7 +55,7 @@ class Membership(Rules):
         elif message["kind"] == "error" and name in self._roster.ending:
             self._roster.ending[name].error = reason(message["text"])
 
-    # A worker's messages, by their kind.
+    # `heard` calls the method of a message's kind.
 
     def _take_ready(
         self,
@@ -175,7 +175,7 @@ class Membership(Rules):
             why = f"exit status {status}"
             self._lose(worker, why, ENDING_SECONDS, tell=False)
             # All members have saved, and end with this status.
-            if status == ASKS_FOR_MORE and self.outcome is None:
+            if status == os.EX_TEMPFAIL and self.outcome is None:
                 self.outcome = "the job asks for another start."
         elif self._is_waited_for(worker):
             why = "its script has ended while others train"
@@ -189,8 +189,6 @@ class Membership(Rules):
         worker.error = reason(text)
         if not worker.trained:
             self._lose(worker, worker.error, ENDING_SECONDS)
-
-    # Events that others report about a worker.
 
     def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
         """Notes that a worker is silent.

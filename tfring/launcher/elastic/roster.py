@@ -39,7 +39,7 @@ class Roster:
         self._clock = clock
         self.living: dict[str, Worker] = {}
         self.ending: dict[str, Worker] = {}
-        # What each host's supervisor was last told about its workers' cores.
+        # The cores that each host's supervisor was last told for its workers.
         self._cores: dict[str, dict[str, int]] = {}
         self._numbers = itertools.count(1)
 

@@ -89,7 +89,7 @@ class Rules:
 
     def _keep_times(self) -> None:
         limits, now = self.limits, self._clock()
-        self.hosts.tick(now)
+        self.hosts.tick()
         if self.generation.keep_times() and not self._lose_late_newcomers():
             self.generation.late += 1
         phase, lasted = self.generation.phase, now - self.generation.since
@@ -168,8 +168,7 @@ class Rules:
 
     def _strike_host_of(self, worker: Worker) -> None:
         host = worker.host
-        left_out = self.hosts.strike(host, worker.started, self._clock())
-        if left_out:
+        if left_out := self.hosts.strike(host, worker.started):
             self._actions.say(
                 f"host {host} is left out {left_out}, because its workers "
                 "fail again and again."

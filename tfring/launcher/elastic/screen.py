@@ -30,9 +30,9 @@ class Writer:
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
             queue.SimpleQueue()
         )
-        # Only one thread writes each of the two.
+        # Each of these counters is written by one thread only.
         self._taken_bytes = self._written_bytes = 0
-        # Why a stream cannot be written any more, by stream.
+        # The error of each stream that cannot be written any more.
         self.errors: dict[int, OSError] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -70,15 +70,14 @@ class JobScreen(Screen):
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
-        # The prefix of each worker's lines; by default its name.
+        # The rank that is shown for a worker; its name is shown without one.
         self.prefixes: dict[int, str] = {}
         # The host of each worker.
         self.hosts: dict[int, str] = {}
-        super().__init__(
-            self.writer.write,
-            view,
-            lambda worker: self.prefixes.get(worker, f"w{worker}"),
-        )
+        super().__init__(self.writer.write, view)
+
+    def _name(self, worker: int) -> str:
+        return self.prefixes.get(worker, f"w{worker}")
 
     def _prefix(self, worker: int) -> str:
         if not self._view.shows_hosts:

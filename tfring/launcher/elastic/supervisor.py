@@ -1,11 +1,10 @@
 """The program on each host of an elastic job that starts and kills workers.
 
-It reads its configuration from standard input, as a line of JSON, so that the
-job's token is on no command line. Then it follows the rendezvous' orders,
-passes on the workers' output, and reports how each worker has ended. It ends,
-with all its workers, when its connection or its standard input ends. In a task
-of a batch system `tasks` gives it the configuration, and the host joins by
-itself.
+It reads its configuration (`orders`) from standard input. Then it follows the
+rendezvous' orders, passes on the workers' output, and reports how each worker
+has ended. It ends, with all its workers, when its connection or its standard
+input ends. In a task of a batch system `tasks` gives it the configuration, and
+the host joins by itself.
 
 Two processes share the work. One is the parent of the workers; the other is the
 parent of that one, and only waits, to kill leftovers if it is killed.
@@ -17,21 +16,20 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import math
 import os
 import select
-import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfring.launcher import command_line, processes, rank_wrapper
+from tfring.launcher import command_line, orders, processes, rank_wrapper
 from tfring.launcher.elastic import worker_process
 from tfring.launcher.elastic.launcher_channels import Output, reach
 from tfring.launcher.elastic.worker_process import WorkerProcess
@@ -49,22 +47,25 @@ class Supervisor:
         """Connects to the rendezvous.
 
         Args:
-            configuration: `token`, `address`, `host`, `command`, `directory`,
-                `environment` (variables that workers have besides this
-                process's), `silence_seconds` (after which a stopped worker is
-                reported), `interface` (the address at which workers listen;
-                None: the one from which this process reaches the rendezvous)
-                and `has_lifeline` (whether the end of standard input ends this
-                process). For a host that the launcher does not know: `slots`,
+            configuration: `token`, `address`, `host`, `command`, `environment`
+                (variables that workers have besides this process's) and
+                `silence_seconds` (after which a stopped worker is reported).
+                For a host that the launcher does not know: `slots`,
                 `patience_seconds` (for how long to try to reach the launcher)
-                and `order` (which sorts such hosts). Optional: `node` (equal
-                for supervisors on one machine, whose workers share memory) and
-                `threads` (how many a worker starts; default 1).
+                and `order` (which sorts such hosts). Optional: `interface` (the
+                address at which workers listen; default: the one from which
+                this process reaches the rendezvous), `has_lifeline` (whether
+                the end of standard input ends this process; default True),
+                `node` (equal for supervisors on one machine, whose workers
+                share memory) and `threads` (how many a worker starts; default
+                1).
 
         Raises:
             OSError: The rendezvous cannot be reached.
         """
         self._configuration = configuration
+        # Keep a path, because the folder may be mounted again meanwhile.
+        self._directory = Path.cwd()
         address = tuple(configuration["address"])
         token = configuration["token"]
         host = configuration["host"]
@@ -75,7 +76,7 @@ class Supervisor:
             hello["order"] = configuration.get("order", 0)
         patience_seconds = configuration.get("patience_seconds", 0.0)
         control = reach(address, token, hello, patience_seconds)
-        interface = configuration["interface"] or control.getsockname()[0]
+        own_address = control.getsockname()[0]
         # A name may have several addresses. Workers use the one that has
         # answered.
         address = control.getpeername()[:2]
@@ -90,7 +91,9 @@ class Supervisor:
             "TFRING_ELASTIC_JOB": self._job,
             "TFRING_ELASTIC_TOKEN": token,
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
-            "TFRING_ELASTIC_INTERFACE": interface,
+            "TFRING_ELASTIC_INTERFACE": configuration.get(
+                "interface", own_address
+            ),
             # Workers with the same value share memory.
             "TFRING_ELASTIC_HOST": configuration.get("node", host),
         }
@@ -106,7 +109,7 @@ class Supervisor:
         self._wake = processes.open_wake_pipe()
         # Signals to pass on to the workers.
         self._warnings: list[int] = []
-        for number in (*processes.STOPPING, *processes.FORWARDED):
+        for number in processes.HANDLED:
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
@@ -128,7 +131,7 @@ class Supervisor:
         poll = select.poll()
         for descriptor in (self._control.fileno(), self._wake):
             poll.register(descriptor, select.POLLIN)
-        if self._configuration["has_lifeline"]:
+        if self._configuration.get("has_lifeline", True):
             poll.register(0, select.POLLIN)
         while not (self._ending and not self._workers):
             # A bounded wait also bounds the cost of a lost wake-up.
@@ -248,7 +251,7 @@ class Supervisor:
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
-                cwd=self._configuration["directory"],
+                cwd=self._directory,
                 env={**environment, **rank_wrapper.share_gpus(environment)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -272,29 +275,24 @@ class Supervisor:
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on a worker's output. Runs in a thread for each worker."""
-        selector = selectors.PollSelector()
-        for stream, pipe in ((1, process.stdout), (2, process.stderr)):
-            assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, (stream, pipe))
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pipes = {1: process.stdout, 2: process.stderr}
         connected = True
-        while selector.get_map():
-            for key, _ in selector.select():
-                stream, pipe = key.data
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(pipe)
-                    pipe.close()
-                elif connected:
-                    message = {
-                        "kind": "output",
-                        "worker": name,
-                        "stream": stream,
-                        "data": data.decode("latin-1"),
-                    }
-                    try:
-                        self._output.send(message)
-                    except OSError:
-                        connected = False
+        for stream, data in processes.pieces(pipes):
+            if not data:
+                pipes[stream].close()
+            elif connected:
+                message = {
+                    "kind": "output",
+                    "worker": name,
+                    "stream": stream,
+                    "data": data.decode("latin-1"),
+                }
+                try:
+                    self._output.send(message)
+                except OSError:
+                    connected = False
 
     def _reap(self) -> None:
         """Reports the workers that have ended, and kills their leftovers."""
@@ -331,7 +329,7 @@ def _say(configuration: dict[str, Any], text: str) -> None:
 
 def _wait_and_clean(child: int) -> int:
     """Waits for the parent of the workers, and kills leftovers."""
-    for number in (*processes.STOPPING, *processes.FORWARDED):
+    for number in processes.HANDLED:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     while True:
         pid, status = os.waitpid(-1, 0)
@@ -373,9 +371,7 @@ def _supervise(configuration: dict[str, Any]) -> int:
 
 def main() -> int:
     """Runs the supervisor of a host that the launcher has chosen."""
-    line = sys.stdin.readline()
-    # The line is incomplete if the launcher has died meanwhile.
-    return supervise(json.loads(line)) if line.endswith("\n") else 1
+    return supervise(orders.read())
 
 
 if __name__ == "__main__":

@@ -80,25 +80,25 @@ def _listen(
     """Listens at the job's address if it is this machine's; None otherwise."""
     host, port = address
     try:
-        listener = wire.Listener(job.interface or host, token, port)
+        sock = wire.listening_socket(job.interface or host, port)
     except socket.gaierror:
         return None  # the name may become known later
     except OSError as error:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None
         raise
-    here = ipaddress.ip_address(listener.address[0])
+    here = ipaddress.ip_address(sock.getsockname()[0])
     # Debian maps a machine's own name to a loopback address, where only this
     # machine would reach the launcher. A loopback address as such is meant.
     is_alias = here.is_loopback and host not in (str(here), "localhost")
     if here.is_unspecified or (is_alias and not job.interface):
-        listener.close()
+        sock.close()
         raise ValueError(
             f"--rendezvous: on this machine {host} is {here}, where no other "
             "reaches it. Pass its address in the network, or set "
             "TFRING_ELASTIC_INTERFACE to that."
         )
-    return listener
+    return wire.Listener(sock, token)
 
 
 def _join(

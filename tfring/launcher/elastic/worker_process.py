@@ -36,7 +36,7 @@ class WorkerProcess:
 
 def prepare(cpus: set[int]) -> None:
     """Prepares a worker's process for its command."""
-    processes.be_killed_with_parent()
+    processes.end_with_parent(signal.SIGKILL)
     with contextlib.suppress(OSError):  # the host may have lost some
         os.sched_setaffinity(0, cpus)
 
@@ -54,17 +54,15 @@ def rebind(pid: int, before: set[int], cpus: set[int]) -> None:
 def is_stopped(pid: int) -> bool:
     """Returns True if a signal such as SIGSTOP has stopped a process."""
     try:
-        line = Path(f"/proc/{pid}/stat").read_text()
+        # "T": stopped by a signal. A debugger's "t" does not count.
+        return processes.stat_fields(pid)[0] == "T"
     except OSError:
         return False
-    # "T": stopped by a signal. A debugger's "t" does not count.
-    return line.rpartition(")")[2].split()[0] == "T"
 
 
 def kill(job: str, worker: str, pid: int) -> None:
     """Kills a worker's process group, and its processes in other groups."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    processes.kill_group(pid)
     marks = {
         f"TFRING_ELASTIC_JOB={job}".encode(),
         f"TFRING_ELASTIC_WORKER={worker}".encode(),
