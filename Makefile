@@ -22,7 +22,7 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 
 .NOTPARALLEL:
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
-  cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
+  cpp-plain cpp-tsan cpp-asan soak scale-smpi unit parallel-1 parallel-2 parallel-3 \
   parallel-4 trainings features gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
   hosts clients engines compat nightly
 
@@ -30,7 +30,7 @@ help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
 	@echo "parts of test-all: $(ALL_PARTS)"
-	@echo "others: build wheel format soak gpu-validation gpu-archive clean;" \
+	@echo "others: build wheel format soak scale-smpi gpu-validation gpu-archive clean;" \
 	  "compat TF=2.18.1, or TF=nightly"
 
 demo: build
@@ -136,6 +136,13 @@ RANDOM_TESTS := build/native/plain/tests/cpp/random_tests
 soak: build $(GTEST_READY)
 	$(NATIVE) VARIANT=plain $(RANDOM_TESTS)
 	TFRING_PROPERTY_SCHEDULES=3000 $(RANDOM_TESTS)
+
+# Before a release, and not part of `test-all`: the simulated network of
+# benchmarks/scale.cc beside SimGrid's.  It takes some ten minutes.
+scale-smpi: build
+	@test -e /usr/include/smpi/mpi.h || { echo "The comparison needs SimGrid:" \
+	  "apt-get install --no-install-recommends libsimgrid-dev" >&2; exit 1; }
+	$(NATIVE) VARIANT=plain run/benchmarks/scale_smpi
 
 unit: build
 	$(PYTEST) --numprocesses 2 tests/unit
@@ -324,7 +331,7 @@ nightly:
 CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc \
   tfring_ops/*/*/*.h tfring_ops/*/*/*.cc tests/cpp/*.h \
   tests/cpp/*.cc tests/gpu/fake/*/*.h tests/gpu/fake/*/*.cc \
-  tests/gpu/bare_gpu.cc benchmarks/*.cc)
+  tests/gpu/bare_gpu.cc benchmarks/*.h benchmarks/*.cc)
 
 lint: build
 	$(BIN)/ruff check .

@@ -44,8 +44,11 @@ class Steps {
         bytes_(
             std::accumulate(gradients_.begin(), gradients_.end(), int64_t{0})),
         job_(NetworkOf(ranks)),
-        kernels_(job_, kReducedBytesPerSecond,
-                 std::max(bytes_, Options().fusion_threshold_bytes)) {}
+        kernels_([this](double seconds) { job_.Sleep(seconds); },
+                 kReducedBytesPerSecond,
+                 std::max(bytes_, Options().fusion_threshold_bytes)) {
+    job_.LeaveOut(kernels_.shared_memory());
+  }
 
   // Prints, for each step, how long it takes the last rank.
   absl::Status Run() {
@@ -87,7 +90,7 @@ class Steps {
     size_t left = gradients_.size();
     absl::Status status;
     int64_t ready = 0;
-    std::byte* memory = kernels_.shared_memory();
+    std::byte* memory = kernels_.shared_memory().data();
     for (size_t i = 0; i < gradients_.size(); ++i) {
       ready += gradients_[i];
       TensorEntry entry;

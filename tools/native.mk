@@ -355,11 +355,24 @@ check/symbols: $(VARIANT_OBJECTS)
 
 BENCHMARKS := $(BENCHMARK_SOURCES:%.cc=%)
 $(BENCHMARKS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
-	@$(CXX) -pthread $(VARIANT_FLAGS) -o $@ $^ -L$(TENSORFLOW) \
-	  -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
+	@$(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) $(OUT)/libcore.a \
+	  $(LINK_FLAGS) -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 \
+	  -Wl,-rpath,$(TENSORFLOW)
 .PHONY: $(BENCHMARKS:%=run/%)
 $(BENCHMARKS:%=run/%): run/%: $(OUT)/%
 	@$<
+
+# The transport over SimGrid's MPI: benchmarks/smpi_polling.h.
+SMPI_TRANSPORT := $(OUT)/benchmarks/smpi/mpi.o
+$(OUT)/benchmarks/scale_smpi: $(SMPI_TRANSPORT)
+$(OUT)/benchmarks/scale_smpi: LINK_FLAGS := -lsimgrid
+$(SMPI_TRANSPORT): tfring_ops/transport/mpi/mpi.cc $(BUILD)/config.mk \
+  tools/native.mk
+	@mkdir -p $(@D)
+	@echo "$(VARIANT): $< for SMPI"
+	@$(COMPILE) $(FLAGS) -isystem /usr/include/smpi \
+	  -include benchmarks/smpi_polling.h -MMD -MP -c -o $@ $<
+-include $(SMPI_TRANSPORT:.o=.d)
 
 # ---- clang-tidy ----
 

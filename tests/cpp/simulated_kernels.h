@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "tests/cpp/simulated_job.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/kernels.h"
 
@@ -18,17 +19,24 @@ namespace tfring {
 
 // Takes simulated time for what it reduces or copies, and does it for few bytes
 // alone.  All ranks share one large memory, whose contents do not matter and
-// are not sent.
+// need not be sent.
 class SimulatedKernels final : public Kernels {
  public:
-  // REQUIRES: `job` outlives this; no rank allocates more than `most_bytes`.
-  SimulatedKernels(SimulatedJob& job, double bytes_per_second,
-                   int64_t most_bytes)
-      : job_(job), bytes_per_second_(bytes_per_second), memory_(most_bytes) {
-    job.LeaveOut(absl::MakeSpan(memory_));
-  }
+  // Operands of so many bytes have contents: measurements and control data need
+  // them.
+  static constexpr int64_t kSmallBytes = 4096;
 
-  std::byte* shared_memory() const { return memory_.data(); }
+  // With sleep(seconds) the rank that runs stands still.
+  // REQUIRES: no rank allocates more than `most_bytes`.
+  SimulatedKernels(std::function<void(double)> sleep, double bytes_per_second,
+                   int64_t most_bytes)
+      : sleep_(std::move(sleep)),
+        bytes_per_second_(bytes_per_second),
+        memory_(most_bytes) {}
+
+  absl::Span<std::byte> shared_memory() const {
+    return absl::MakeSpan(memory_);
+  }
 
   void Reduce(void* dst, const void* a, const void* b, int64_t count,
               DataType dtype, ReduceOp op) const override {
@@ -70,15 +78,12 @@ class SimulatedKernels final : public Kernels {
   }
 
  private:
-  // Small operands have contents: measurements and control data need them.
-  static constexpr int64_t kSmallBytes = 4096;
-
   bool Passes(int64_t bytes) const {
-    job_.Sleep(static_cast<double>(bytes) / bytes_per_second_);
+    sleep_(static_cast<double>(bytes) / bytes_per_second_);
     return bytes <= kSmallBytes;
   }
 
-  SimulatedJob& job_;
+  const std::function<void(double)> sleep_;
   const double bytes_per_second_;
   mutable std::vector<std::byte> memory_;
 };
