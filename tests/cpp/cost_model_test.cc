@@ -20,6 +20,7 @@
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
+#include "tfring_ops/algorithms/pairwise/doubling.h"
 
 namespace tfring {
 namespace {
@@ -127,6 +128,36 @@ TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {
                    2 * Predict(kDoubling, {1, 2}, 1 << 20));
 }
 
+TEST(CostModelTest, ARoundOfDoublingIsAsLongAsItsLongestWay) {
+  Costs costs;
+  costs.within.latency_seconds = 1;
+  costs.shared_across.latency_seconds = 1000;
+  for (int nodes = 2; nodes <= 20; ++nodes) {
+    for (int ranks_per_node = 1; ranks_per_node <= 16; ++ranks_per_node) {
+      const int n = nodes * ranks_per_node;
+      const int doublers = Doubling(0, n).doublers();
+      // A distance of 0 is an exchange with the surplus ranks.
+      const auto seconds_of_round = [&](int distance) {
+        for (int place = 0; place < n; ++place) {
+          const Doubling doubling(place, n);
+          if (distance == 0 ? !doubling.takes() : doubling.gives()) continue;
+          const int peer =
+              distance == 0 ? doubling.surplus_peer() : doubling.Peer(distance);
+          if (peer / ranks_per_node != place / ranks_per_node) return 1000;
+        }
+        return 1;
+      };
+      int seconds = doublers < n ? 2 * seconds_of_round(0) : 0;
+      for (int distance = 1; distance < doublers; distance *= 2) {
+        seconds += seconds_of_round(distance);
+      }
+      EXPECT_DOUBLE_EQ(
+          PredictSeconds(kDoubling, {nodes, ranks_per_node}, costs, 0), seconds)
+          << nodes << " nodes of " << ranks_per_node;
+    }
+  }
+}
+
 TEST(CostModelTest, KnowsWhatALayoutAllows) {
   using Strings = std::vector<std::string>;
   const auto all = AllreduceAlgorithm::kAuto;
@@ -134,14 +165,14 @@ TEST(CostModelTest, KnowsWhatALayoutAllows) {
   EXPECT_EQ(Names(Plans({1, 2}, all)), (Strings{"ring", "recursive_doubling"}));
   EXPECT_EQ(Names(Plans({1, 7}, all)), (Strings{"ring", "recursive_doubling"}));
   EXPECT_EQ(Names(Plans({1, 8}, all)),
-            (Strings{"ring", "hierarchical 2 x 4", "hierarchical 2 x 2 x 2",
+            (Strings{"ring", "hierarchical 2 x 2 x 2", "hierarchical 2 x 4",
                      "recursive_doubling"}));
   EXPECT_EQ(Names(Plans({3, 2}, all)),
-            (Strings{"ring", "hierarchical 2 x 3", "recursive_doubling"}));
-  EXPECT_EQ(Names(Plans({36, 8}, AllreduceAlgorithm::kHierarchical)),
-            (Strings{"hierarchical 8 x 36", "hierarchical 8 x 6 x 6",
-                     "hierarchical 8 x 3 x 3 x 4",
-                     "hierarchical 8 x 2 x 2 x 3 x 3"}));
+            (Strings{"hierarchical 2 x 3", "ring", "recursive_doubling"}));
+  EXPECT_EQ(
+      Names(Plans({36, 8}, AllreduceAlgorithm::kHierarchical)),
+      (Strings{"hierarchical 8 x 2 x 2 x 3 x 3", "hierarchical 8 x 3 x 3 x 4",
+               "hierarchical 8 x 6 x 6", "hierarchical 8 x 36"}));
   // These ranks form no grid, so the ring is used.
   EXPECT_EQ(Names(Plans({5, 1}, AllreduceAlgorithm::kHierarchical)),
             Strings{"ring"});

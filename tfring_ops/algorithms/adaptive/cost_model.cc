@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tfring_ops/algorithms/pairwise/doubling.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
 #include "tfring_ops/algorithms/ring/hierarchical.h"
 
@@ -41,15 +42,16 @@ std::vector<int> PrimeFactors(int number) {
 }
 
 // Returns grids whose first axis has the ranks of a node, if there are several
-// nodes, and whose other axes have the nodes: one axis, two, three, up to as
-// many as there are factors.
+// nodes, and whose other axes have the nodes: as many axes as there are prime
+// factors, then three, two and one.  More axes have fewer steps, for the same
+// bytes.
 std::vector<std::vector<int>> Shapes(const Layout& layout) {
   const bool several_nodes = layout.nodes > 1;
   const int others = several_nodes ? layout.nodes : layout.ranks_per_node;
   std::vector<std::vector<int>> shapes;
   for (const std::vector<int>& factors :
-       {NearlyEqualFactors(others, 1), NearlyEqualFactors(others, 2),
-        NearlyEqualFactors(others, 3), PrimeFactors(others)}) {
+       {PrimeFactors(others), NearlyEqualFactors(others, 3),
+        NearlyEqualFactors(others, 2), NearlyEqualFactors(others, 1)}) {
     std::vector<int> shape;
     if (several_nodes) shape.push_back(layout.ranks_per_node);
     shape.insert(shape.end(), factors.begin(), factors.end());
@@ -125,13 +127,15 @@ double RingSeconds(const Path& path, const Costs& costs, int n, double bytes) {
 
 double DoublingSeconds(const Layout& layout, const Costs& costs,
                        int64_t bytes) {
-  const int n = layout.ranks();
-  int doublers = 1;
-  while (2 * doublers <= n) doublers *= 2;
-  // With a power of two of ranks, the first rounds stay within the node.
-  const bool nodes_are_whole =
-      doublers == n &&
-      (layout.ranks_per_node & (layout.ranks_per_node - 1)) == 0;
+  const int doublers = Doubling(0, layout.ranks()).doublers();
+  const int surplus = layout.ranks() - doublers;
+  // A round stays within nodes if no group of ranks that it joins is on two.
+  // Two ranks of the first nodes are one doubler if there are surplus ranks.
+  const auto is_near = [&](int distance) {
+    const int joined = 2 * distance;
+    return layout.ranks_per_node % (surplus > 0 ? 2 * joined : joined) == 0 &&
+           surplus % joined == 0;
+  };
   const int64_t blocks = std::max<int64_t>(
       1, (bytes + kDoublingBlockBytes - 1) / kDoublingBlockBytes);
   const double block_bytes = static_cast<double>(bytes) / blocks;
@@ -147,10 +151,12 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   const double reduction = block_bytes * costs.reduce_seconds_per_byte;
   double seconds = 0;
   for (int distance = 1; distance < doublers; distance *= 2) {
-    const bool is_near = nodes_are_whole && distance < layout.ranks_per_node;
-    seconds += message(is_near ? near : far, reduction);
+    seconds += message(is_near(distance) ? near : far, reduction);
   }
-  if (doublers < n) seconds += message(far, reduction) + message(far, 0);
+  if (surplus > 0) {
+    const Path& path = layout.ranks_per_node % 2 == 0 ? near : far;
+    seconds += message(path, reduction) + message(path, 0);
+  }
   return blocks * seconds;
 }
 
@@ -230,11 +236,18 @@ std::vector<AllreducePlan> Plans(const Layout& layout,
     return algorithm == one || algorithm == AllreduceAlgorithm::kAuto;
   };
   std::vector<AllreducePlan> plans;
-  if (wanted(AllreduceAlgorithm::kRing)) plans.emplace_back();
   if (wanted(AllreduceAlgorithm::kHierarchical)) {
     for (const std::vector<int>& shape : Shapes(layout)) {
       plans.push_back({AllreduceAlgorithm::kHierarchical, shape});
     }
+  }
+  if (wanted(AllreduceAlgorithm::kRing)) {
+    // Within one node, and between nodes of one rank, all links are alike, and
+    // a ring keeps its blocks in cache.
+    const bool have_two_kinds_of_links =
+        layout.nodes > 1 && layout.ranks_per_node > 1;
+    plans.insert(have_two_kinds_of_links ? plans.end() : plans.begin(),
+                 AllreducePlan());
   }
   if (wanted(AllreduceAlgorithm::kRecursiveDoubling)) {
     plans.push_back({AllreduceAlgorithm::kRecursiveDoubling, {}});

@@ -61,7 +61,8 @@ struct AllreducePlan {
 };
 
 // Returns the plans that a layout allows: those of `algorithm`, unless it is
-// kAuto.  There is always one, because a ring is possible everywhere and
+// kAuto.  The ones that are preferred, where the model sees no difference, come
+// first.  There is always one, because a ring is possible everywhere and
 // replaces an impossible grid.  With one rank the ring is the only plan.
 std::vector<AllreducePlan> Plans(const Layout& layout,
                                  AllreduceAlgorithm algorithm);
@@ -69,8 +70,7 @@ std::vector<AllreducePlan> Plans(const Layout& layout,
 double PredictSeconds(const AllreducePlan& plan, const Layout& layout,
                       const Costs& costs, int64_t bytes);
 
-// Returns the first of `plans` that is within a margin of the fastest.  For
-// many bytes that is the ring, whose blocks stay in cache.
+// Returns the first of `plans` that is within a margin of the fastest.
 // REQUIRES: `plans` is not empty.
 const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,
                              const Layout& layout, const Costs& costs,

@@ -21,11 +21,11 @@ namespace {
 // one part passes while another one is on the wire.
 //
 // Moves run in the order of their turns.  A part's turns of the reduce-scatter
-// along the first axis last two staggers, so that one part is on the wire while
-// another one is reduced.  Its turns between nodes last as many staggers as
-// parts should be there at a time, which is half of all parts, and at least
-// four: with fewer, latencies would show; with more, the first part would be
-// back late.
+// along the first axis last three staggers, so that one part is on the wire
+// while another one is reduced and the latency of a third one passes.  Its
+// turns between nodes last as many staggers as parts should be there at a time,
+// which is half of all parts, and at least four: with fewer, latencies would
+// show; with more, the first part would be back late.
 //
 // All ranks run their moves in the same order, and a move waits only for moves
 // before it: for the message of its part's previous move on another rank, or
@@ -33,7 +33,7 @@ namespace {
 // waits forever.  Messages are received in the order in which they were sent,
 // because all moves along an axis take equally many turns: the turn to receive
 // a message is always that long after the turn to send it.
-constexpr int64_t kMostParts = 16;
+constexpr int64_t kMostParts = 32;
 constexpr int64_t kLeastPartsBetween = 4;
 constexpr int64_t kLeastChunkBytes = 128 << 10;  // between nodes
 
@@ -63,7 +63,7 @@ class GridMoves {
     // The moves between nodes are twice `between`, those of the reduce-scatter
     // within a node are `within`.
     stagger_ = 2 * within * between;
-    turns_within_ = 4 * between;
+    turns_within_ = 6 * between;
     turns_between_ = within * GridPartsBetween(parts_);
     AddMoves(0);
     // A part's primitives are free for another part after its last turn.
