@@ -153,7 +153,7 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
     });
     return result;
   };
-  // One part, 16 parts, and one part per short segment.
+  // One part, four parts, and one part per short segment.
   EXPECT_EQ(turns(kSize * (16 << 10), 512 << 10), 1);
   EXPECT_GE(turns(kSize * (512 << 10), 512 << 10), 4);
   EXPECT_GE(turns(kSize * (128 << 10), 4 << 10), 8);

@@ -95,22 +95,22 @@ TEST(CostModelTest, TheAxesOfAGridWorkOnDifferentParts) {
   costs.within = {0, 1};
   const auto seconds = [&](double latency, double between) {
     costs.shared_across = costs.across = {latency, between};
-    // 16 parts, of 1 MiB each: the first axis takes 0.5 MiB to scatter and to
-    // gather one, the second axis twice 0.25 MiB.
+    // 32 parts, of 0.5 MiB each: the first axis takes 0.25 MiB to scatter and
+    // to gather one, the second axis twice 0.125 MiB.
     return PredictSeconds(Grid({2, 2}), {2, 2}, costs, 16 << 20) / (1 << 20);
   };
   const auto is_about = [](double expected) {
     return testing::DoubleNear(expected, 0.001);
   };
-  EXPECT_THAT(seconds(0, 1), is_about(16 * 1 + 0.5 * (0.5 + 3.0 / 16)));
+  EXPECT_THAT(seconds(0, 1), is_about(32 * 0.5 + 0.25 * (0.5 + 3.0 / 32)));
   // While the first part is scattered and the last one is gathered, the links
   // between the nodes are idle.
-  EXPECT_THAT(seconds(0, 4), is_about(1 + 16 * 2));
-  // Eight parts at a time pass the latencies.
-  EXPECT_THAT(seconds(100 << 20, 1), is_about(1 + 200.5 * (1 + 15.0 / 8)));
+  EXPECT_THAT(seconds(0, 4), is_about(0.5 + 32));
+  // Sixteen parts at a time pass the latencies.
+  EXPECT_THAT(seconds(100 << 20, 1), is_about(0.5 + 200.25 * (1 + 31.0 / 16)));
   // Within one node both axes take turns.
   EXPECT_NEAR(PredictSeconds(Grid({2, 2}), {1, 4}, costs, 16 << 20),
-              16 * (0.5 + 0.5 + 0.5) * (1 << 20), 1000);
+              32 * (0.25 + 0.25 + 0.25) * (1 << 20), 1000);
 }
 
 TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {
