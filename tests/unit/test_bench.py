@@ -251,7 +251,9 @@ def test_predict_knows_the_cost_model(capsys):
     assert (
         lines[0] == "64 ranks on 8 nodes, 33.6 MB of gradients in 1 reduction"
     )
-    assert re.fullmatch(r"reduced in [\d.]+ ms by hierarchical 8 x 8", lines[1])
+    assert re.fullmatch(
+        r"reduced in [\d.]+ ms by hierarchical 8 x 2 x 2 x 2", lines[1]
+    )
     assert cli.main(["predict", *arguments, "--backprop_ms=40"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # The first bucket has one mebibyte, and each of the eight others up to

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -129,13 +130,14 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
                        int64_t bytes) {
   const int doublers = Doubling(0, layout.ranks()).doublers();
   const int surplus = layout.ranks() - doublers;
-  // A round stays within nodes if no group of ranks that it joins is on two.
-  // Two ranks of the first nodes are one doubler if there are surplus ranks.
-  const auto is_near = [&](int distance) {
-    const int joined = 2 * distance;
-    return layout.ranks_per_node % (surplus > 0 ? 2 * joined : joined) == 0 &&
-           surplus % joined == 0;
-  };
+  // Groups of up to this many doublers are within a node: it divides the number
+  // of doublers before the first rank of each node.
+  int together = doublers;
+  for (int place = layout.ranks_per_node;
+       place < layout.ranks() && together > 1; place += layout.ranks_per_node) {
+    together =
+        std::gcd(together, place <= 2 * surplus ? place / 2 : place - surplus);
+  }
   const int64_t blocks = std::max<int64_t>(
       1, (bytes + kDoublingBlockBytes - 1) / kDoublingBlockBytes);
   const double block_bytes = static_cast<double>(bytes) / blocks;
@@ -151,10 +153,12 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   const double reduction = block_bytes * costs.reduce_seconds_per_byte;
   double seconds = 0;
   for (int distance = 1; distance < doublers; distance *= 2) {
-    seconds += message(is_near(distance) ? near : far, reduction);
+    seconds += message(2 * distance <= together ? near : far, reduction);
   }
   if (surplus > 0) {
-    const Path& path = layout.ranks_per_node % 2 == 0 ? near : far;
+    const bool splits_a_pair =
+        layout.ranks_per_node % 2 == 1 && layout.ranks_per_node < 2 * surplus;
+    const Path& path = splits_a_pair ? far : near;
     seconds += message(path, reduction) + message(path, 0);
   }
   return blocks * seconds;
