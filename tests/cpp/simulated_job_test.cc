@@ -119,7 +119,7 @@ TEST(SimulatedJobTest, ARingIsOneStreamAndTakesItsBytes) {
   EXPECT_LT(seconds, 1.2 * of_bytes);
 }
 
-// See Note [Parts of a grid] in ring/hierarchical.cc.
+// See Note [Parts of a grid] in ring/grid_schedule.cc.
 TEST(SimulatedJobTest, AGridKeepsTheBusiestLinksBusy) {
   const int64_t count = 4'000'003;
   const double bytes = 2 * 3.0 / 4 * 4 * count;  // through either kind of link
@@ -177,6 +177,28 @@ TEST(SimulatedJobTest, CostsAreMeasuredOnAnyNumberOfNodes) {
       EXPECT_THAT(costs.shared_across.latency_seconds, is_about(20e-6));
       EXPECT_THAT(1 / costs.shared_across.seconds_per_byte,
                   is_about(link_per_rank ? 12.5e9 : 12.5e9 / 4));
+    }
+  }
+}
+
+TEST(SimulatedJobTest, ThePredictionIsTheSimulatedTime) {
+  for (const int nodes : {2, 4, 6}) {
+    // Where the ranks are no power of two, links are busy at other times.
+    const double tolerance = nodes == 6 ? 0.15 : 0.1;
+    for (const bool link_per_rank : {false, true}) {
+      SimulatedNetwork network = Nodes(nodes, 4);
+      network.link_per_rank = link_per_rank;
+      const Layout layout{nodes, 4};
+      SimulatedJob job(network);
+      const Costs costs = MeasuredCosts(job);
+      for (const int64_t count : {256, 300'000}) {
+        for (const auto& plan : Plans(layout, AllreduceAlgorithm::kAuto)) {
+          const double seconds = SecondsOfSum(job, plan, count);
+          EXPECT_NEAR(PredictSeconds(plan, layout, costs, 4 * count) / seconds,
+                      1, tolerance)
+              << plan.Name() << " of " << count << " on " << nodes << " nodes";
+        }
+      }
     }
   }
 }

@@ -92,10 +92,19 @@ absl::Status AdaptiveAllreduce::RunStaged(const RingBuffers& buffers,
   return absl::OkStatus();
 }
 
-const AllreducePlan& AdaptiveAllreduce::PlanFor(
-    const RingBuffers& buffers) const {
-  return Fastest(plans_, layout_, costs_,
-                 buffers.count * SizeInBytes(buffers.dtype));
+const AllreducePlan& AdaptiveAllreduce::PlanFor(int64_t bytes) {
+  // A prediction for a thousand ranks takes a tenth of a millisecond, so sizes
+  // whose three highest bits are equal share a choice.
+  int64_t unit = 1;
+  while (bytes / unit >= 8) unit *= 2;
+  bytes -= bytes % unit;
+  const AllreducePlan*& plan = chosen_[bytes];
+  if (plan == nullptr) plan = &Fastest(plans_, layout_, costs_, bytes);
+  return *plan;
+}
+
+const AllreducePlan& AdaptiveAllreduce::PlanFor(const RingBuffers& buffers) {
+  return PlanFor(buffers.count * SizeInBytes(buffers.dtype));
 }
 
 absl::Status AllreduceByPlan::Run(const AllreducePlan& plan,
@@ -127,13 +136,13 @@ absl::Status AdaptiveAllreduce::Prepare() {
   return absl::OkStatus();
 }
 
-std::string AdaptiveAllreduce::Description() const {
+std::string AdaptiveAllreduce::Description() {
   std::string text =
       absl::StrCat("allreduce of ", layout_.ranks(), " ranks on ",
                    layout_.nodes, layout_.nodes == 1 ? " node:" : " nodes:");
   const AllreducePlan* before = nullptr;
   for (int64_t bytes = 1; bytes <= int64_t{1} << 30; bytes *= 2) {
-    const AllreducePlan& plan = Fastest(plans_, layout_, costs_, bytes);
+    const AllreducePlan& plan = PlanFor(bytes);
     if (&plan == before) continue;
     absl::StrAppend(&text, before == nullptr ? " " : ", ", plan.Name());
     if (before != nullptr) absl::StrAppend(&text, " from ", bytes, " bytes");

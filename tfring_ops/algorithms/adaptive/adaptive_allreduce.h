@@ -68,8 +68,9 @@ class AdaptiveAllreduce {
 
  private:
   absl::Status Prepare();
-  const AllreducePlan& PlanFor(const RingBuffers& buffers) const;
-  std::string Description() const;
+  const AllreducePlan& PlanFor(int64_t bytes);
+  const AllreducePlan& PlanFor(const RingBuffers& buffers);
+  std::string Description();
 
   const RingContext& context_;
   AllreduceByPlan by_plan_;
@@ -80,6 +81,7 @@ class AdaptiveAllreduce {
   const bool verbose_;
   bool is_prepared_ = false;
   Costs costs_;
+  std::map<int64_t, const AllreducePlan*> chosen_;  // by bytes
 };
 
 }  // namespace tfring

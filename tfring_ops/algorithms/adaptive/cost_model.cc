@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <numeric>
+#include <deque>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tfring_ops/algorithms/pairwise/doubling.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
-#include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/algorithms/ring/grid_schedule.h"
 
 namespace tfring {
 namespace {
@@ -126,78 +125,115 @@ double RingSeconds(const Path& path, const Costs& costs, int n, double bytes) {
                     StepSeconds(path, costs, bytes / n, /*reduces=*/false));
 }
 
+// Returns how many ranks of a node exchange with other nodes in a round of
+// recursive doubling, on the node that has most of them.  The distance is that
+// of the round, or 0 for the exchange with the surplus ranks.
+int MostAcross(const Layout& layout, int distance) {
+  std::vector<int> across(layout.nodes);
+  for (int place = 0; place < layout.ranks(); ++place) {
+    const Doubling doubling(place, layout.ranks());
+    const bool exchanges = distance == 0 ? doubling.takes() : !doubling.gives();
+    if (!exchanges) continue;
+    const int peer =
+        distance == 0 ? doubling.surplus_peer() : doubling.Peer(distance);
+    const int node = place / layout.ranks_per_node;
+    across[node] += peer / layout.ranks_per_node != node;
+  }
+  return *std::max_element(across.begin(), across.end());
+}
+
 double DoublingSeconds(const Layout& layout, const Costs& costs,
                        int64_t bytes) {
-  const int doublers = Doubling(0, layout.ranks()).doublers();
-  const int surplus = layout.ranks() - doublers;
-  // Groups of up to this many doublers are within a node: it divides the number
-  // of doublers before the first rank of each node.
-  int together = doublers;
-  for (int place = layout.ranks_per_node;
-       place < layout.ranks() && together > 1; place += layout.ranks_per_node) {
-    together =
-        std::gcd(together, place <= 2 * surplus ? place / 2 : place - surplus);
-  }
+  const Path near = Within(layout, costs), far = Across(costs);
   const int64_t blocks = std::max<int64_t>(
       1, (bytes + kDoublingBlockBytes - 1) / kDoublingBlockBytes);
   const double block_bytes = static_cast<double>(bytes) / blocks;
-  const Path near = Within(layout, costs);
-  const Path far = layout.nodes > 1 ? Across(costs) : near;
-  // While a link carries the blocks of all ranks of a node, the first of them
-  // reduce theirs.
-  const auto message = [&](const Path& path, double reduction) {
-    return std::max(block_bytes * path.seconds_per_byte,
-                    path.latency_seconds +
-                        block_bytes * path.own_seconds_per_byte + reduction);
-  };
-  const double reduction = block_bytes * costs.reduce_seconds_per_byte;
   double seconds = 0;
+  // While the link of a node carries the blocks of its other ranks, those whose
+  // blocks came first reduce them, and begin the next round between nodes.  The
+  // last rank is `late` seconds behind the first one.
+  double late = 0;
+  const auto exchange = [&](int distance, double reduction) {
+    const int across = MostAcross(layout, distance);
+    const Path& path = across > 0 ? far : near;
+    const double wire = block_bytes * path.own_seconds_per_byte;
+    const double link = std::max(wire, block_bytes * path.seconds_per_byte *
+                                           across / layout.ranks_per_node);
+    const double alone = path.latency_seconds + wire + reduction;
+    if (across == 0) seconds += late;
+    seconds += std::max(link, alone);
+    late = std::min(link, alone) - wire;
+  };
+  const int doublers = Doubling(0, layout.ranks()).doublers();
+  const double reduction = block_bytes * costs.reduce_seconds_per_byte;
+  if (doublers < layout.ranks()) exchange(0, reduction);
   for (int distance = 1; distance < doublers; distance *= 2) {
-    seconds += message(2 * distance <= together ? near : far, reduction);
+    exchange(distance, reduction);
   }
-  if (surplus > 0) {
-    const bool splits_a_pair =
-        layout.ranks_per_node % 2 == 1 && layout.ranks_per_node < 2 * surplus;
-    const Path& path = splits_a_pair ? far : near;
-    seconds += message(path, reduction) + message(path, 0);
-  }
-  return blocks * seconds;
+  if (doublers < layout.ranks()) exchange(0, 0);
+  return blocks * (seconds + late);
 }
 
-// See Note [Parts of a grid] in ring/hierarchical.cc.
+// The messages that one rank sends over the links of a path.
+class Wire {
+ public:
+  explicit Wire(const Path& path) : path_(path) {}
+
+  // Sends a message at the time `now`, and moves it on while the rank's core is
+  // busy with that.  Returns when the message arrives.
+  double Send(double bytes, double& now) {
+    const double own = bytes * path_.own_seconds_per_byte;
+    const double of_all = bytes * path_.seconds_per_byte;
+    if (!path_.overlaps) return now += path_.latency_seconds + own;
+    // The rank is the last one of its node that sends.
+    if (free_ == 0) free_ = now + of_all - own;
+    const double begin = std::max(now, free_);
+    free_ = begin + of_all;
+    return begin + own + path_.latency_seconds;
+  }
+
+ private:
+  const Path path_;
+  double free_ = 0;  // when the link has carried all messages so far
+};
+
+// Follows one rank through its moves.  All ranks make the same moves at the
+// same times, so the rank receives what it sends.
 double GridSeconds(const std::vector<int>& shape, const Layout& layout,
                    const Costs& costs, int64_t bytes) {
-  const bool first_is_node = layout.nodes > 1 && layout.ranks_per_node > 1;
-  const Path within = Within(layout, costs), across = Across(costs);
-  const int64_t part_bytes = GridPartBytes(shape, bytes, costs.segment_bytes);
-  const int64_t count =
-      std::max<int64_t>(1, (bytes + part_bytes - 1) / part_bytes);
-  const auto parts = static_cast<double>(count);
-  double length = static_cast<double>(bytes) / parts;
-  // A part needs taken[0] seconds for its moves along the first axis and
-  // taken[1] for those along the other axes.  The busiest link carries it for
-  // busy[0] and busy[1] seconds of these.
-  double taken[2] = {}, busy[2] = {};
-  for (size_t axis = 0; axis < shape.size(); ++axis) {
-    const bool is_within = layout.nodes == 1 || (first_is_node && axis == 0);
-    const Path& path = is_within ? within : across;
-    const int n = shape[axis];
-    taken[axis > 0] += RingSeconds(path, costs, n, length);
-    length /= n;
-    busy[axis > 0] += 2 * (n - 1) * length * path.seconds_per_byte;
+  Wire within(Within(layout, costs)), across(Across(costs));
+  struct Axis {
+    Wire& wire;
+    int64_t segments;  // of a chunk
+    double segment_bytes;
+    std::deque<double> arrivals;
+  };
+  std::vector<Axis> axes;
+  const int64_t parts = GridParts(shape, bytes, costs.segment_bytes);
+  double chunk_bytes = static_cast<double>(bytes) / parts;
+  for (const int length : shape) {
+    chunk_bytes /= length;
+    const auto segments = std::max<int64_t>(
+        1, std::ceil(chunk_bytes / static_cast<double>(costs.segment_bytes)));
+    const bool is_within =
+        layout.nodes == 1 || (layout.ranks_per_node > 1 && axes.empty());
+    axes.push_back(
+        {is_within ? within : across, segments, chunk_bytes / segments, {}});
   }
-  // Axes on the same links do not gain from working at the same time.
-  if (!first_is_node) return parts * (taken[0] + taken[1]);
-  // GridPartsBetween parts are between nodes at a time.
-  const auto at_a_time = static_cast<double>(GridPartsBetween(count));
-  const double of_latencies =
-      taken[0] + taken[1] * (1 + (parts - 1) / at_a_time);
-  // Links within nodes that are always busy hide some of the way between nodes;
-  // the simulation shows how much.
-  const double of_first =
-      parts * busy[0] + taken[1] * std::min(1.0, 0.5 + 3 / parts);
-  const double of_others = taken[0] + taken[1] + (parts - 1) * busy[1];
-  return std::max({of_latencies, of_first, of_others});
+  double now = 0;
+  const GridSchedule schedule = MakeGridSchedule(shape, parts);
+  for (const auto& [time, part, move] : schedule.turns) {
+    auto& [wire, segments, segment_bytes, arrivals] = axes[move.axis];
+    for (int64_t i = 0; i < segments; ++i) {
+      if (move.receives()) {
+        now = std::max(now, arrivals.front());
+        arrivals.pop_front();
+      }
+      if (move.reduces()) now += segment_bytes * costs.reduce_seconds_per_byte;
+      if (move.sends()) arrivals.push_back(wire.Send(segment_bytes, now));
+    }
+  }
+  return now;
 }
 
 }  // namespace
@@ -278,17 +314,15 @@ double PredictSeconds(const AllreducePlan& plan, const Layout& layout,
 const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,
                              const Layout& layout, const Costs& costs,
                              int64_t bytes) {
-  const auto seconds = [&](const AllreducePlan& plan) {
-    return PredictSeconds(plan, layout, costs, bytes);
-  };
-  double least = seconds(plans.front());
+  std::vector<double> seconds;
   for (const AllreducePlan& plan : plans) {
-    least = std::min(least, seconds(plan));
+    seconds.push_back(PredictSeconds(plan, layout, costs, bytes));
   }
-  return *std::find_if(plans.begin(), plans.end(),
-                       [&](const AllreducePlan& plan) {
-                         return seconds(plan) <= kMargin * least;
-                       });
+  const double least = *std::min_element(seconds.begin(), seconds.end());
+  const auto first =
+      std::find_if(seconds.begin(), seconds.end(),
+                   [&](double of_plan) { return of_plan <= kMargin * least; });
+  return plans[first - seconds.begin()];
 }
 
 }  // namespace tfring

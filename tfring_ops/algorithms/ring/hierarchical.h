@@ -5,7 +5,8 @@
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
 // link at the same time, while the node's ranks work on another part of the
-// buffer: see Note [Parts of a grid].  A ring takes 2 (n - 1) steps, an axis of
+// buffer: see Note [Parts of a grid]
+// in grid_schedule.cc.  A ring takes 2 (n - 1) steps, an axis of
 // n only its own 2 (n - 1): axes of 64 and 64 take 252 where a ring of 4096
 // takes 8190.  All axes of 2 are Rabenseifner's recursive halving and doubling.
 //
@@ -48,14 +49,6 @@ class RingGrid {
   std::vector<std::unique_ptr<Transport>> groups_;
   std::vector<std::unique_ptr<RingContext>> rings_;
 };
-
-// Returns about how many bytes of a buffer are in a part, for at least two
-// axes. See Note [Parts of a grid].
-int64_t GridPartBytes(absl::Span<const int> shape, int64_t bytes,
-                      int64_t segment_bytes);
-
-// Returns how many of so many parts should be between nodes at a time.
-int64_t GridPartsBetween(int64_t parts);
 
 // output = reduction of every rank's input.  All ranks have the same bits: each
 // element becomes whole at one rank of the last axis, and is copied from there.
