@@ -64,9 +64,9 @@ struct Means {
   const RingGrid& grid;  // within nodes, and between them
 };
 
-// Returns at the same time on all ranks, which otherwise would measure how late
-// others are.  A barrier by dissemination: after the last round along an axis a
-// rank has heard of all others on it.
+// A barrier by dissemination: after the last round along an axis a rank has
+// heard of all others on it.  Without it ranks would measure how late others
+// are.  It returns on all ranks within some latencies: see Note [Late ranks].
 absl::Status Meet(const Means& means) {
   for (const size_t axis : {1, 0}) {
     const RingContext& ring = *means.grid.rings()[axis];

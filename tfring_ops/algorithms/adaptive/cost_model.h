@@ -1,8 +1,9 @@
 // The predicted time of an allreduce, by algorithm, and the choice of the best.
 //
 // The model is Hockney's: a message of b bytes takes latency + b *
-// seconds_per_byte, and a reduction a time per byte besides.  If parts of a
-// ring or a grid overlap, the longest one counts.
+// seconds_per_byte, and a reduction a time per byte besides.  Of the steps of a
+// ring that overlap the longest one counts, and a grid is followed move by
+// move.
 //
 // Everything here is a pure function: ranks that agree on the costs make the
 // same choice.
