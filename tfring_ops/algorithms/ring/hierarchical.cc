@@ -41,7 +41,7 @@ constexpr int64_t kLeastChunkBytes = 128 << 10;  // between nodes
 struct Move {
   absl::Status (Primitives::*run)(Range);
   size_t axis;
-  int before;  // The chunk is that of the rank so many places before this one.
+  int before;  // The chunk is that of the rank this many places before.
   bool reads_input;
   int64_t turn;
 };

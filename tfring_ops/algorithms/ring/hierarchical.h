@@ -1,7 +1,7 @@
-// Hierarchical allreduce: each rank is at a point of a grid, and
-// on one ring along each of its axes.  A reduce-scatter along the first axis
-// leaves every rank a share, an allreduce of the share runs along the remaining
-// axes, and an allgather along the first one brings all shares together.
+// Hierarchical allreduce: each rank is at a point of a grid, and on one ring
+// along each of its axes.  A reduce-scatter along the first axis leaves every
+// rank a share, an allreduce of the share runs along the remaining axes, and an
+// allgather along the first one brings all shares together.
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
 // link at the same time, while the node's ranks work on another part of the
@@ -50,11 +50,11 @@ class RingGrid {
 };
 
 // Returns about how many bytes of a buffer are in a part, for at least two
-// axes. See Note [Parts of a grid].
+// axes.  See Note [Parts of a grid].
 int64_t GridPartBytes(absl::Span<const int> shape, int64_t bytes,
                       int64_t segment_bytes);
 
-// Returns how many of so many parts should be between nodes at a time.
+// Returns how many of `parts` should be between nodes at a time.
 int64_t GridPartsBetween(int64_t parts);
 
 // output = reduction of every rank's input.  All ranks have the same bits: each
