@@ -206,9 +206,9 @@ comma := ,
 #   simulated  has fibers, which the sanitizers do not know
 # The tests of what needs a GPU find tests/gpu/fake/cuda before they find the
 # driver of a real one; those of `nccl` alone find tests/gpu/fake/nccl.
-core := c_status cached_schedule conversion coordinator cost_model cpu_variants \
-  deadlock difference fusion half heartbeats kernels messages options \
-  shared_segment way_choice wire_type
+core := c_status cached_schedule conversion coordinator coordinator_schedule \
+  cost_model cpu_variants deadlock difference fusion half heartbeats kernels \
+  messages options shared_segment way_choice wire_type
 transport := mailbox shared_channel shared_memory tcp transport
 algorithms := adasum allgather allreduce_algorithms determinism ring
 engine := abandoned_memory buckets_in_flight chains device_lanes engine \

@@ -53,16 +53,16 @@ std::vector<AlgorithmCase> AlgorithmCases() {
 
 class AllreduceAlgorithmsTest : public testing::TestWithParam<AlgorithmCase> {
  protected:
-  void CheckAllreduces(const std::vector<AllreduceCase>& cases,
-                       int64_t segment_bytes) const {
-    std::vector<SolvedAllreduce> solved;
-    for (const AllreduceCase& c : cases) {
-      solved.emplace_back(c, GetParam().size);
-    }
+  static std::vector<SolvedAllreduce> Solve(
+      const std::vector<AllreduceCase>& cases) {
+    return tfring::Solve(cases, GetParam().size);
+  }
+  static void CheckAllreduces(const std::vector<SolvedAllreduce>& cases,
+                              int64_t segment_bytes) {
     OnRanks(
         GetParam().size,
         [&](Transport& transport) {
-          for (const SolvedAllreduce& c : solved) {
+          for (const SolvedAllreduce& c : cases) {
             CheckAllreduce(transport, c, {segment_bytes}, GetParam());
           }
         },
@@ -83,30 +83,22 @@ INSTANTIATE_TEST_SUITE_P(AlgorithmCases, AllreduceAlgorithmsTest,
                          });
 
 TEST_P(AllreduceAlgorithmsTest, ReducesEveryTypeWithEveryOp) {
-  std::vector<AllreduceCase> cases;
-  for (const DataType dtype : kDataTypes) {
-    for (const ReduceOp op : kReduceOps) {
-      for (const int64_t count : {0, 1, 257}) {
-        cases.push_back({dtype, op, count});
-      }
-    }
-  }
-  CheckAllreduces(cases, 1000);
+  CheckAllreduces(SolveEveryTypeAndOp(GetParam().size, {0, 1, 257}), 1000);
 }
 
 TEST_P(AllreduceAlgorithmsTest, ScalesOnce) {
-  CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 7, 3},
-                   {DataType::kFloat16, ReduceOp::kSum, 100, 0.25},
-                   {DataType::kInt32, ReduceOp::kSum, 1000, 0.5}},
+  CheckAllreduces(Solve({{DataType::kFloat32, ReduceOp::kAverage, 7, 3},
+                         {DataType::kFloat16, ReduceOp::kSum, 100, 0.25},
+                         {DataType::kInt32, ReduceOp::kSum, 1000, 0.5}}),
                   64 << 10);
 }
 
 // These are more elements than a block of recursive doubling has, in segments
 // of several sizes.
 TEST_P(AllreduceAlgorithmsTest, ReducesManyElements) {
-  CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 300'007}},
+  CheckAllreduces(Solve({{DataType::kFloat32, ReduceOp::kAverage, 300'007}}),
                   64 << 10);
-  CheckAllreduces({{DataType::kInt8, ReduceOp::kMax, 1001}}, 13);
+  CheckAllreduces(Solve({{DataType::kInt8, ReduceOp::kMax, 1001}}), 13);
 }
 
 TEST_P(AllreduceAlgorithmsTest, GivesEveryRankTheSameBits) {

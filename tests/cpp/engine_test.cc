@@ -4,16 +4,21 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/await.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/base/clock.h"
 
 namespace tfring {
 namespace {
@@ -146,9 +151,33 @@ TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
   });
 }
 
-// The job has one rank, so the test does not depend on time.
+// A clock whose waits end only when they are notified, until they are freed.
+class NotifiedClock final : public Clock {
+ public:
+  time_point Now() const override { return SteadyClock().Now(); }
+  void WaitFor(std::condition_variable& changed,
+               std::unique_lock<std::mutex>& lock,
+               duration /*timeout*/) const override {
+    ++waits_;
+    is_free_
+        ? SteadyClock().WaitFor(changed, lock, std::chrono::milliseconds(1))
+        : changed.wait(lock);
+  }
+
+  int waits() const { return waits_; }
+  void Free() { is_free_ = true; }
+
+ private:
+  mutable std::atomic<int> waits_{0};
+  std::atomic<bool> is_free_{false};
+};
+
+// The job has one rank, whose thread sleeps, so the test does not depend on
+// time.
 TEST(SmallRequestTest, RunsOnTheThreadThatSubmitsIt) {
-  Job job(1);
+  NotifiedClock clock;
+  Job job(1, [&](int, ProcessSet& set) { set.clock = &clock; });
+  EXPECT_TRUE(Await([&] { return clock.waits() > 0; }));
   const auto is_run_here = [&](int64_t count) {
     FloatEntry entry("x", std::vector<float>(count, 1.0F));
     std::thread::id thread;
@@ -159,11 +188,10 @@ TEST(SmallRequestTest, RunsOnTheThreadThatSubmitsIt) {
     EXPECT_TRUE(entry.outcome.Wait().ok());
     return thread == std::this_thread::get_id();
   };
-  // The engine's thread may be looking for messages.
-  int run_here = 0;
-  for (int i = 0; i < 100; ++i) run_here += is_run_here(10);
-  EXPECT_GT(run_here, 50);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(is_run_here(10));
+  EXPECT_EQ(clock.waits(), 1);
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(is_run_here(300'000));
+  clock.Free();  // A shutdown may take several looks.
 }
 
 // A request that no other rank has submitted is left to the engine's thread,

@@ -16,6 +16,7 @@
 namespace tfring {
 
 using Ranks = std::vector<int32_t>;
+using Names = std::vector<std::vector<std::string>>;
 
 inline CollectiveRequest MakeRequest(
     const std::string& name, std::vector<int64_t> dims = {4},
@@ -60,6 +61,18 @@ class NegotiationTest : public testing::Test {
   void Pass(int seconds) {
     now_ += std::chrono::seconds(seconds);
     EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
+  }
+
+  // The names in the buckets of the next response list, which has nothing else.
+  Names TakeBuckets() {
+    const ResponseList response_list = coordinator_.TakeResponses();
+    EXPECT_TRUE(response_list.errors.empty());
+    EXPECT_TRUE(response_list.reports.empty());
+    Names names;
+    for (const auto& bucket : response_list.responses) {
+      names.push_back(bucket.names);
+    }
+    return names;
   }
 
   Coordinator::Time now_;

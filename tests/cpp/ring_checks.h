@@ -46,6 +46,13 @@ struct SolvedAllreduce : AllreduceCase {
   Elements expected;
 };
 
+inline std::vector<SolvedAllreduce> Solve(
+    const std::vector<AllreduceCase>& cases, int size) {
+  std::vector<SolvedAllreduce> solved;
+  for (const AllreduceCase& c : cases) solved.emplace_back(c, size);
+  return solved;
+}
+
 // The host's memory, and a tensor in it.
 struct HostDevice {
   const Kernels& kernels() const { return CpuKernels(); }
@@ -366,11 +373,12 @@ inline std::vector<SolvedAllreduce> SolveEveryTypeAndOp(
 
 // A few types and ops.
 inline std::vector<SolvedAllreduce> SolveSomeTypesAndOps(int size) {
-  return {{{DataType::kFloat32, ReduceOp::kSum, 1}, size},
-          {{DataType::kFloat32, ReduceOp::kSum, 8191}, size},
-          {{DataType::kFloat16, ReduceOp::kAverage, 1003}, size},
-          {{DataType::kInt8, ReduceOp::kMax, 4097}, size},
-          {{DataType::kFloat64, ReduceOp::kProduct, 1003, 0.25}, size}};
+  return Solve({{DataType::kFloat32, ReduceOp::kSum, 1},
+                {DataType::kFloat32, ReduceOp::kSum, 8191},
+                {DataType::kFloat16, ReduceOp::kAverage, 1003},
+                {DataType::kInt8, ReduceOp::kMax, 4097},
+                {DataType::kFloat64, ReduceOp::kProduct, 1003, 0.25}},
+               size);
 }
 
 // Checks an allreduce with each of the segment sizes.

@@ -41,9 +41,7 @@ class RingTest : public testing::TestWithParam<std::tuple<int, Medium>> {
 
   std::vector<SolvedAllreduce> Solve(
       const std::vector<AllreduceCase>& cases) const {
-    std::vector<SolvedAllreduce> solved;
-    for (const AllreduceCase& c : cases) solved.emplace_back(c, size());
-    return solved;
+    return tfring::Solve(cases, size());
   }
   void CheckAllreduces(const std::vector<SolvedAllreduce>& cases,
                        const std::vector<int64_t>& segment_sizes) const {

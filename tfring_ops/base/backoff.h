@@ -1,4 +1,5 @@
-// The pause between two polls of a thread that can only poll.
+// The waits of a thread that can only poll: the pause between two polls, and
+// the limit.
 #ifndef TFRING_OPS_BASE_BACKOFF_H_
 #define TFRING_OPS_BASE_BACKOFF_H_
 
@@ -44,6 +45,13 @@ class Backoff {
   int64_t pauses_ = 0;
   std::chrono::nanoseconds sleep_{20'000};
 };
+
+// Returns true if a wait has passed its limit; 0 means no limit.
+inline bool IsTooLong(std::chrono::steady_clock::duration waited,
+                      double limit_seconds) {
+  return limit_seconds > 0 &&
+         std::chrono::duration<double>(waited).count() > limit_seconds;
+}
 
 }  // namespace tfring
 

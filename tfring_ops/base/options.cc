@@ -1,9 +1,12 @@
 #include "tfring_ops/base/options.h"
 
 #include <cstdlib>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "tfring_ops/base/status_macros.h"
 
@@ -47,50 +50,49 @@ absl::Status ReadSeconds(const char* variable, double& value) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSwitch(const char* variable, bool& value) {
+// Sets `value` to the meaning of the variable's word.
+template <typename T>
+absl::Status ReadWord(const char* variable,
+                      const std::vector<std::pair<const char*, T>>& meanings,
+                      T& value) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return absl::OkStatus();
-  const absl::string_view word = text;
-  if (word != "0" && word != "1") {
-    return absl::InvalidArgumentError(
-        absl::StrCat(variable, "='", word, "' must be 0 or 1"));
+  std::vector<const char*> words;
+  for (const auto& [word, meaning] : meanings) {
+    if (absl::string_view(text) == word) {
+      value = meaning;
+      return absl::OkStatus();
+    }
+    words.push_back(word);
   }
-  value = word == "1";
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(variable, "='", text, "' must be ",
+                   absl::StrJoin(words.begin(), words.end() - 1, ", "), " or ",
+                   words.back()));
+}
+
+absl::Status ReadSwitch(const char* variable, bool& value) {
+  return ReadWord(variable, {{"0", false}, {"1", true}}, value);
 }
 
 absl::Status ReadAlgorithm(const char* variable, AllreduceAlgorithm& value) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  std::vector<std::pair<const char*, AllreduceAlgorithm>> meanings;
   for (const auto algorithm :
        {AllreduceAlgorithm::kAuto, AllreduceAlgorithm::kRing,
         AllreduceAlgorithm::kHierarchical,
         AllreduceAlgorithm::kRecursiveDoubling}) {
-    if (absl::string_view(text) != Name(algorithm)) continue;
-    value = algorithm;
-    return absl::OkStatus();
+    meanings.emplace_back(Name(algorithm), algorithm);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(variable, "='", text,
-                   "' must be auto, ring, hierarchical or recursive_doubling"));
+  return ReadWord(variable, meanings, value);
 }
 
 absl::Status ReadGpuBackend(const char* variable, Options::GpuBackend& value) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return absl::OkStatus();
   using GpuBackend = Options::GpuBackend;
-  const absl::string_view word = text;
-  if (word == "ring") {
-    value = GpuBackend::kRing;
-  } else if (word == "nccl") {
-    value = GpuBackend::kNccl;
-  } else if (word == "auto") {
-    value = GpuBackend::kAuto;
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat(variable, "='", word, "' must be ring, nccl or auto"));
-  }
-  return absl::OkStatus();
+  return ReadWord(variable,
+                  {{"ring", GpuBackend::kRing},
+                   {"nccl", GpuBackend::kNccl},
+                   {"auto", GpuBackend::kAuto}},
+                  value);
 }
 
 }  // namespace

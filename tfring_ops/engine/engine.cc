@@ -329,10 +329,7 @@ class RingEngine final : public Engine {
     ResponseList& response_list = decision.response_list;
     progressed_ = true;
     const auto concerns_me = [this](const std::vector<int32_t>& ranks) {
-      for (const int32_t other : ranks) {
-        if (other == rank()) return true;
-      }
-      return false;
+      return std::find(ranks.begin(), ranks.end(), rank()) != ranks.end();
     };
     for (const StallReport& report : response_list.reports) {
       if (!concerns_me(report.ranks)) continue;

@@ -12,9 +12,6 @@ namespace tfring {
 namespace {
 
 constexpr int kCoordinatorRank = 0;
-// How long the remaining ranks wait for the one that is to give up.  See
-// Options::transport_timeout_seconds.
-constexpr double kTurnsSeconds = Options::kSilenceGraceSeconds;
 
 double SecondsBetween(SilenceWatch::Time begin, SilenceWatch::Time end) {
   return std::chrono::duration<double>(end - begin).count();
@@ -56,7 +53,9 @@ absl::Status SilenceWatch::CheckSilent(
   }
 
   const double limit = options_.stall_shutdown_seconds;
-  const double grace = kTurnsSeconds * turn / members_.size();
+  // The first rank in turn gives up at the limit, the last one within the time
+  // that Options::transport_timeout_seconds allows for all.
+  const double grace = Options::kSilenceGraceSeconds * turn / members_.size();
   if (!wait || limit == 0 || seconds < limit + grace) return absl::OkStatus();
   return absl::DeadlineExceededError(describe() + kEndOfJob);
 }

@@ -15,20 +15,18 @@ constexpr size_t kMostChains = 4096;
 }  // namespace
 
 absl::Status Submissions::Add(TensorEntry& entry) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_.ok()) return closed_;
-    CollectiveRequest& request = entry.request;
-    if (request.name.empty()) {
-      request.is_nameless = true;
-      request.name =
-          absl::StrCat(Name(request.kind), " ", ++nameless_[request.kind]);
-    }
-    if (!in_flight_.insert(request.name).second) return NameInUse(request);
-    // A request without a name has one execution.
-    if (entry.chain != nullptr && !request.is_nameless) TakePlace(entry);
-    added_.push_back(std::move(entry));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_.ok()) return closed_;
+  CollectiveRequest& request = entry.request;
+  if (request.name.empty()) {
+    request.is_nameless = true;
+    request.name =
+        absl::StrCat(Name(request.kind), " ", ++nameless_[request.kind]);
   }
+  if (!in_flight_.insert(request.name).second) return NameInUse(request);
+  // A request without a name has one execution.
+  if (entry.chain != nullptr && !request.is_nameless) TakePlace(entry);
+  added_.push_back(std::move(entry));
   return absl::OkStatus();
 }
 
@@ -77,9 +75,8 @@ void Submissions::RequestShutdown() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     shutdown_requested_ = true;
-    woken_ = true;
   }
-  changed_.notify_one();
+  Wake();
 }
 
 bool Submissions::ShutdownRequested() {

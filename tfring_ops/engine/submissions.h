@@ -34,7 +34,7 @@ namespace tfring {
 class Submissions {
  public:
   // Puts `entry` in flight, and wakes nobody.  After an error the caller still
-  // has the entry:  InvalidArgument if its name is in flight, or the reason of
+  // has the entry: InvalidArgument if its name is in flight, or the reason of
   // Close.  A request without a name gets one by the order of calls, "allreduce
   // 7".
   absl::Status Add(TensorEntry& entry);

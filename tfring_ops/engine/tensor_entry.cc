@@ -16,6 +16,17 @@ int64_t CountOf(const TensorInfo& tensor) {
 
 }  // namespace
 
+const char* Name(CollectiveKind kind) {
+  switch (kind) {
+#define TFRING_NAME(NAME, TEXT) \
+  case CollectiveKind::k##NAME: \
+    return TEXT;
+    TFRING_FOR_EACH_COLLECTIVE(TFRING_NAME)
+#undef TFRING_NAME
+  }
+  return "unknown collective";
+}
+
 int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
   return CountOf(tensor) * SizeInBytes(dtype);
 }

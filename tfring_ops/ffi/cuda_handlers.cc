@@ -120,7 +120,7 @@ class InFlight {
 // Fails a call for `reason`: its program ends, and its buffers are freed.
 absl::Status Fail(const absl::Status& reason, void* stream) {
   for (const Handle handle : InFlight::Global().TakeAll(stream)) {
-    // It returns `reason`.
+    // FailAfterChain returns `reason`.
     FailAfterChain(reason, handle, stream).IgnoreError();
   }
   return reason;

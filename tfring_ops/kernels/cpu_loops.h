@@ -173,9 +173,8 @@ class CpuLoops {
     static bool Apply(bool a, bool b) { return a & b; }
   };
 
-  // The operator is `
-  // `, because `
-  // ` would be a branch, which Floats do not have.
+  // The operator is `|`, because `||` would be a branch, which Floats do not
+  // have.
   struct Minimum {
     template <typename T>
     static T Apply(T a, T b) {

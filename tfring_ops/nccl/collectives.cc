@@ -193,8 +193,7 @@ class NcclCollectives final : public StreamCollectives {
 
 // A rank's message to all ranks before the decision.
 struct Introduction {
-  bool has_nccl;
-  std::array<char, 400> reason;  // why the rank cannot use NCCL
+  StatusBlock status;  // an error if the rank cannot use NCCL
   std::array<char, 16> gpu;
   NcclUniqueId id;  // all ranks take that of rank 0
 };
@@ -208,8 +207,7 @@ Introduction Introduce(const CudaDevice& device, int rank,
     *nccl = *found;
     if (rank == 0) status = (*nccl)->ncclGetUniqueId(&own.id);
   }
-  own.has_nccl = status.ok();
-  status.message().copy(own.reason.data(), own.reason.size() - 1);
+  own.status = StatusBlock(status);
   own.gpu = device.uuid();
   return own;
 }
@@ -218,9 +216,9 @@ Introduction Introduce(const CudaDevice& device, int rank,
 absl::Status Suits(const std::vector<Introduction>& ranks,
                    const Transport& host) {
   for (int rank = 0; rank < host.size(); ++rank) {
-    if (ranks[rank].has_nccl) continue;
+    if (ranks[rank].status.ok()) continue;
     return absl::UnavailableError(
-        absl::StrCat("rank ", rank, ": ", ranks[rank].reason.data()));
+        absl::StrCat("rank ", rank, ": ", ranks[rank].status.text));
   }
   for (int rank = 0; rank < host.size(); ++rank) {
     for (int other = 0; other < rank; ++other) {

@@ -91,13 +91,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
   return made;
 }
 
-absl::StatusOr<LaunchOrder::Turn> NcclCommunicator::AwaitTurn() {
-  return place_.Await(host_, timeout_seconds_);
-}
-
 absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
   // NCCL allocates memory on the GPU, and waits for the GPU's work for that.
-  TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
+  TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn,
+                          place_.Await(host_, timeout_seconds_));
   const CudaScope scope(driver_, device_.context());
   absl::Status started = scope.status();
   if (started.ok()) {
@@ -114,8 +111,7 @@ absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
   const Clock::time_point begin = place_.clock->Now();
   return UntilAllAreDone(host_, [&]() -> absl::StatusOr<bool> {
     TFRING_RETURN_IF_ERROR(started);
-    const std::chrono::duration<double> waited = place_.clock->Now() - begin;
-    if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+    if (IsTooLong(place_.clock->Now() - begin, timeout_seconds_)) {
       return absl::DeadlineExceededError(absl::StrCat(
           "NCCL has not connected the ranks for ", timeout_seconds_, " s"));
     }
@@ -156,8 +152,7 @@ absl::Status NcclCommunicator::Settle() {
 }
 
 absl::Status NcclCommunicator::CheckWait(Clock::time_point since) const {
-  const std::chrono::duration<double> waited = place_.clock->Now() - since;
-  if (timeout_seconds_ == 0 || waited.count() <= timeout_seconds_) {
+  if (!IsTooLong(place_.clock->Now() - since, timeout_seconds_)) {
     return absl::OkStatus();
   }
   return absl::DeadlineExceededError(absl::StrCat(

@@ -48,7 +48,8 @@ class NcclCommunicator {
   absl::Status Group(const Ask& ask) {
     TFRING_RETURN_IF_ERROR(broken_);
     TFRING_ENTER_CONTEXT(driver_, device_.context());
-    TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
+    TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn,
+                            place_.Await(host_, timeout_seconds_));
     TFRING_RETURN_IF_ERROR(turn.Follow(device_.stream()));
     is_marked_ = false;
     TFRING_RETURN_IF_ERROR(nccl_.ncclGroupStart());
@@ -82,7 +83,6 @@ class NcclCommunicator {
                    double timeout_seconds);
 
   absl::Status Open(const NcclUniqueId& id);
-  absl::StatusOr<LaunchOrder::Turn> AwaitTurn();
   // Returns true if NCCL's host code has finished its last call.
   absl::StatusOr<bool> Settled() const;
   absl::Status Settle();

@@ -75,9 +75,8 @@ absl::StatusOr<LaunchOrder::Turn> LaunchOrder::Await(int process_set,
   const Clock::time_point begin = clock.Now();
   for (Backoff backoff; !Begins(process_set); backoff.Pause()) {
     TFRING_RETURN_IF_ERROR(host.Progress());
-    const std::chrono::duration<double> waited = clock.Now() - begin;
-    if (backoff.SeldomTurn() && timeout_seconds > 0 &&
-        waited.count() > timeout_seconds) {
+    if (backoff.SeldomTurn() &&
+        IsTooLong(clock.Now() - begin, timeout_seconds)) {
       return absl::DeadlineExceededError(
           absl::StrCat("a collective of another process set has not been "
                        "launched on the GPU for ",

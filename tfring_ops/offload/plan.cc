@@ -78,7 +78,7 @@ void Plan::End(const Execution& execution) {
 PlanStatistics Plan::statistics() const {
   std::lock_guard<std::mutex> lock(mutex_);
   PlanStatistics statistics = statistics_;
-  statistics.tier = tier()->use();
+  statistics.tier = Tier::Pageable()->use();
   if (pinned_tier_ != nullptr) {
     const Tier::Use pinned = pinned_tier_->use();
     statistics.tier.in_use_bytes += pinned.in_use_bytes;

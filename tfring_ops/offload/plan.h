@@ -74,8 +74,6 @@ class Plan : public std::enable_shared_from_this<Plan> {
   std::shared_ptr<Execution> Begin(Meter meter);
 
   PlanStatistics statistics() const;
-  // The tier for tensors in the host's memory.
-  Tier* tier() const { return Tier::Pageable(); }
   // The tier for a GPU's tensors.
   Tier* TierOfGpu(int gpu);
 

@@ -23,7 +23,6 @@ struct FeatureMap {
 // most `budget_bytes` together, because backpropagation holds all of them when
 // it begins.  The first one to be used stays first: it would be away for the
 // shortest time, with the least computation to hide its copies.
-//
 std::vector<bool> ChooseToKeep(const std::vector<FeatureMap>& feature_maps,
                                int64_t budget_bytes);
 

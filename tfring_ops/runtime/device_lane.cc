@@ -24,11 +24,18 @@
 namespace tfring {
 namespace {
 
-// A status as a message to all ranks.
-struct Word {
-  absl::StatusCode code = absl::StatusCode::kOk;
-  char text[500] = "";
-};
+// Returns OK if `own` is OK on every rank.  Otherwise every rank gets the error
+// of the first rank that has one.  Collective.
+absl::Status FirstOfAllRanks(Transport& transport, const absl::Status& own) {
+  TFRING_ASSIGN_OR_RETURN(const std::vector<StatusBlock> statuses,
+                          ExchangeOne(transport, StatusBlock(own)));
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    if (statuses[rank].ok()) continue;
+    return absl::Status(statuses[rank].code,
+                        absl::StrCat("rank ", rank, ": ", statuses[rank].text));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int32_t device) {
   if (device == kHost) {  // This rank has joined, and has not named its GPU.
@@ -52,9 +59,7 @@ absl::Status Await(const CudaDevice& cuda, Transport& transport,
     TFRING_ASSIGN_OR_RETURN(const bool done, event->Done());
     if (done) return absl::OkStatus();
     TFRING_RETURN_IF_ERROR(transport.Progress());
-    const std::chrono::duration<double> waited =
-        std::chrono::steady_clock::now() - begin;
-    if (timeout_seconds > 0 && waited.count() > timeout_seconds) {
+    if (IsTooLong(std::chrono::steady_clock::now() - begin, timeout_seconds)) {
       return absl::DeadlineExceededError(
           absl::StrCat("no message between GPUs for ", timeout_seconds,
                        " s, when their links were measured"));
@@ -87,24 +92,10 @@ absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
 
 }  // namespace
 
-absl::Status FirstError(Transport& transport, const absl::Status& own) {
-  Word mine;
-  mine.code = own.code();
-  own.message().copy(mine.text, sizeof(mine.text) - 1);
-  TFRING_ASSIGN_OR_RETURN(const std::vector<Word> words,
-                          ExchangeOne(transport, mine));
-  for (int rank = 0; rank < transport.size(); ++rank) {
-    if (words[rank].code == absl::StatusCode::kOk) continue;
-    return absl::Status(words[rank].code,
-                        absl::StrCat("rank ", rank, ": ", words[rank].text));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
                                     Transport& data, LaunchPlace place) {
   absl::StatusOr<std::unique_ptr<CudaDevice>> made = Open(device);
-  TFRING_RETURN_IF_ERROR(FirstError(data, made.status()));
+  TFRING_RETURN_IF_ERROR(FirstOfAllRanks(data, made.status()));
   std::shared_ptr<CudaDevice> cuda = *std::move(made);
 
   Lane lane;
@@ -125,7 +116,7 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   }
   absl::StatusOr<std::unique_ptr<Transport>> transport =
       MakeCudaTransport(*cuda, data, options);
-  TFRING_RETURN_IF_ERROR(FirstError(data, transport.status()));
+  TFRING_RETURN_IF_ERROR(FirstOfAllRanks(data, transport.status()));
   TFRING_ASSIGN_OR_RETURN(
       lane.collectives,
       MakeNcclCollectives(*cuda, data, options, std::move(place)));

@@ -19,10 +19,6 @@ namespace tfring {
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
                                     Transport& data, LaunchPlace place = {});
 
-// Returns OK if `own` is OK on every rank.  Otherwise every rank gets the error
-// of the first rank that has one.  Collective.
-absl::Status FirstError(Transport& transport, const absl::Status& own);
-
 }  // namespace tfring
 
 #endif  // TFRING_OPS_RUNTIME_DEVICE_LANE_H_

@@ -23,11 +23,11 @@ namespace tfring {
 // there for the later entries of the chain.  So a failure is held back until
 // the engine has completed every entry of the chain.
 //
-// That is enough because a Done takes the handle of the chain's newest start as
-// an input: when the Done runs, every entry before it in the program has been
-// submitted, here and on all ranks, and so completes.  Every later start, of
-// this chain or of the next one, depends on the Done (`ended` in
-// op_definitions.h), and so does not run after a failure.
+// Holding it back is enough because a Done takes the handle of the chain's
+// newest start as an input: when the Done runs, every entry before it in the
+// program has been submitted, here and on all ranks, and so completes.  Every
+// later start, of this chain or of the next one, depends on the Done (`ended`
+// in op_definitions.h), and so does not run after a failure.
 //
 // TensorFlow's executor does not need this, since the entries keep their
 // memory alive.  But there, too, nothing is left in flight after a failed step,

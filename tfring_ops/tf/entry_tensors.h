@@ -15,8 +15,9 @@ class EntryTensors final : public EntryMemory {
   void Release() override { in_use.clear(); }
   void Keep() override { KeepForever(*this); }
 
-  std::vector<tensorflow::Tensor> in_use;  // held until the engine is done
-  // the tensors that allocate_output made
+  // Held until the engine is done.
+  std::vector<tensorflow::Tensor> in_use;
+  // The outputs that callbacks of the engine make, such as allocate_output.
   std::vector<tensorflow::Tensor> gathered;
 };
 

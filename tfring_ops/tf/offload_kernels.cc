@@ -99,7 +99,7 @@ int64_t PeakBytes(Allocator* allocator) {
 absl::StatusOr<std::unique_ptr<Tier::Slot>> AllocateSlot(
     OpKernelContext* context, Plan& plan, int64_t bytes) {
   const std::optional<GpuStream> gpu = GpuStreamOf(context);
-  if (!gpu.has_value()) return plan.tier()->Allocate(bytes);
+  if (!gpu.has_value()) return Tier::Pageable()->Allocate(bytes);
   return plan.TierOfGpu(gpu->device)->Allocate(bytes);
 }
 

@@ -211,13 +211,4 @@ absl::StatusOr<CollectiveRequest> ReadAllreduce(
   return request;
 }
 
-absl::Status CheckShare(const CollectiveRequest& request, int index,
-                        int64_t count, int64_t expected) {
-  if (count == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "This rank's share of '", request.tensors[index].name, "' has ", count,
-      " elements, and the function was traced for ", expected,
-      ": the ranks have changed since. Make the tf.function again."));
-}
-
 }  // namespace tfring

@@ -22,11 +22,6 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
 absl::StatusOr<CollectiveRequest> ReadAllreduce(
     tensorflow::OpKernelConstruction* context);
 
-// Returns an error if the share of tensor `index` does not have `expected`
-// elements, because the ranks have changed since the function was traced.
-absl::Status CheckShare(const CollectiveRequest& request, int index,
-                        int64_t count, int64_t expected);
-
 }  // namespace tfring
 
 #endif  // TFRING_OPS_TF_REQUEST_H_

@@ -21,6 +21,11 @@ namespace tfring {
 // name has no name yet.
 std::string LabelOf(const CollectiveRequest& request, int index);
 
+// Returns an error if the share of tensor `index` does not have `expected`
+// elements, because the ranks have changed since the function was traced.
+absl::Status CheckShare(const CollectiveRequest& request, int index,
+                        int64_t count, int64_t expected);
+
 // Returns an entry with the request of a collective and the shapes of the
 // kernel's inputs.
 TensorEntry NewEntry(tensorflow::OpKernelContext* context,

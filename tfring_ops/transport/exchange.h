@@ -12,6 +12,19 @@
 
 namespace tfring {
 
+// A status as a plain block of bytes, for messages.  A long text is cut.
+struct StatusBlock {
+  StatusBlock() = default;
+  explicit StatusBlock(const absl::Status& status) : code(status.code()) {
+    status.message().copy(text, sizeof(text) - 1);
+  }
+
+  bool ok() const { return code == absl::StatusCode::kOk; }
+
+  absl::StatusCode code = absl::StatusCode::kOk;
+  char text[500] = "";
+};
+
 // Waits for all `operations`.  An error aborts the transport, so that none of
 // them uses its memory any more.
 inline absl::Status WaitOrAbort(Transport& transport,

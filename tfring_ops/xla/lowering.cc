@@ -29,6 +29,7 @@
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/ffi/custom_calls.h"
 #include "tfring_ops/tf/request.h"
+#include "tfring_ops/tf/start_op.h"
 #include "tfring_ops/xla/pins.h"
 #include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -148,8 +149,7 @@ class StartXlaOp : public XlaOpKernel {
     const int count = static_cast<int>(request_.tensors.size());
     std::string attributes = Attribute("request", Encode(request_));
     if (platform == Platform::kCuda) {
-      // Note [Handles on a GPU]
-      // in ffi/cuda_handlers.cc.
+      // See Note [Handles on a GPU] in ffi/cuda_handlers.cc.
       int64_t previous = 0;
       const bool first =
           context->ConstantInputAsIntScalar(count, &previous).ok();

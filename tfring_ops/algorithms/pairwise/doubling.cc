@@ -8,32 +8,33 @@
 
 namespace tfring {
 
-absl::Status SendRecv(const RingContext& context, int to, const void* sent,
-                      int from, void* received, int64_t bytes) {
+absl::Status SendRecv(const RingContext& context, int to, ConstBytes sent,
+                      int from, Bytes received) {
   Transport& transport = context.transport;
+  const auto segment_bytes = static_cast<size_t>(context.segment_bytes);
   std::vector<OperationId> requests;
-  const auto in_segments = [&](const auto& start) {
-    for (int64_t offset = 0; offset < bytes; offset += context.segment_bytes) {
-      requests.push_back(
-          start(offset, std::min(context.segment_bytes, bytes - offset)));
-    }
-  };
-  if (received != nullptr) {
-    in_segments([&](int64_t offset, int64_t length) {
-      auto* const data = static_cast<std::byte*>(received) + offset;
-      return transport.StartRecv(from, Bytes(data, length));
-    });
+  for (size_t at = 0; at < received.size(); at += segment_bytes) {
+    requests.push_back(
+        transport.StartRecv(from, received.subspan(at, segment_bytes)));
   }
-  if (sent != nullptr) {
-    in_segments([&](int64_t offset, int64_t length) {
-      const auto* const data = static_cast<const std::byte*>(sent) + offset;
-      return transport.StartSend(to, ConstBytes(data, length));
-    });
+  for (size_t at = 0; at < sent.size(); at += segment_bytes) {
+    requests.push_back(
+        transport.StartSend(to, sent.subspan(at, segment_bytes)));
   }
   for (const OperationId request : requests) {
     TFRING_RETURN_IF_ERROR(transport.Wait(request));
   }
   return absl::OkStatus();
+}
+
+absl::Status SendRecv(const RingContext& context, int to, const void* sent,
+                      int from, void* received, int64_t bytes) {
+  return SendRecv(context, to,
+                  ConstBytes(static_cast<const std::byte*>(sent),
+                             sent == nullptr ? 0 : bytes),
+                  from,
+                  Bytes(static_cast<std::byte*>(received),
+                        received == nullptr ? 0 : bytes));
 }
 
 absl::Status SendRecv(const RingContext& context, int peer, const void* sent,

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
@@ -50,8 +51,12 @@ class Doubling {
   int number_ = 0;  // this place's number among the doublers
 };
 
-// Sends `bytes` of `sent` to `to` and receives as many bytes from `from`, in
-// segments.  `sent` or `received` may be null.
+// Sends `sent` to `to` and receives `received` from `from`, in segments; the
+// receives are posted first.  Either may be empty.
+absl::Status SendRecv(const RingContext& context, int to, ConstBytes sent,
+                      int from, Bytes received);
+
+// Sends and receives `bytes`.  `sent` or `received` may be null.
 absl::Status SendRecv(const RingContext& context, int to, const void* sent,
                       int from, void* received, int64_t bytes);
 

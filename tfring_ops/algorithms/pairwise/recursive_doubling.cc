@@ -10,8 +10,6 @@
 namespace tfring {
 namespace {
 
-enum class Operands { kOwnFirst, kReceivedFirst };
-
 // Allreduces one block of at most kDoublingBlockBytes.
 absl::Status AllreduceBlock(const RingContext& context,
                             const RingBuffers& buffers, std::byte* received) {
@@ -27,10 +25,8 @@ absl::Status AllreduceBlock(const RingContext& context,
   }
 
   const void* own = buffers.input;
-  const auto reduce = [&](Operands operands) {
-    const bool own_first = operands == Operands::kOwnFirst;
-    kernels.Reduce(buffers.output, own_first ? own : received,
-                   own_first ? received : own, buffers.count, buffers.dtype,
+  const auto reduce = [&](const void* first, const void* second) {
+    kernels.Reduce(buffers.output, first, second, buffers.count, buffers.dtype,
                    buffers.op);
     own = buffers.output;
     return kernels.Synchronize();
@@ -39,14 +35,14 @@ absl::Status AllreduceBlock(const RingContext& context,
     TFRING_RETURN_IF_ERROR(SendRecv(context,
                                     order.ranks[doubling.surplus_peer()],
                                     /*sent=*/nullptr, received, bytes));
-    TFRING_RETURN_IF_ERROR(reduce(Operands::kReceivedFirst));
+    TFRING_RETURN_IF_ERROR(reduce(received, own));
   }
   for (int distance = 1; distance < doubling.doublers(); distance *= 2) {
     TFRING_RETURN_IF_ERROR(SendRecv(
         context, order.ranks[doubling.Peer(distance)], own, received, bytes));
-    TFRING_RETURN_IF_ERROR(reduce(doubling.ComesFirst(distance)
-                                      ? Operands::kOwnFirst
-                                      : Operands::kReceivedFirst));
+    TFRING_RETURN_IF_ERROR(doubling.ComesFirst(distance)
+                               ? reduce(own, received)
+                               : reduce(received, own));
   }
   if (buffers.scale != 1.0) {
     kernels.Scale(buffers.output, buffers.count, buffers.dtype, buffers.scale);

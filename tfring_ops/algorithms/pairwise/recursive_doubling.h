@@ -17,7 +17,6 @@ inline constexpr int64_t kDoublingBlockBytes = 1 << 20;
 // has the same bits on every rank, and they do not depend on the rest of the
 // buffer: each element is reduced along one tree over the ranks, and two ranks
 // that exchange operands reduce them in the same order.
-//
 absl::Status RecursiveDoublingAllreduce(const RingContext& context,
                                         RingBuffers buffers);
 

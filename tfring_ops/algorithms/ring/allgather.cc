@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
@@ -12,12 +13,7 @@ absl::Status RingAllgather(const RingContext& context, const void* input,
                            absl::Span<const int64_t> bytes_of_rank) {
   const int n = context.transport.size();
   const int rank = context.transport.rank();
-  std::vector<Range> runs;
-  int64_t total = 0;
-  for (const int64_t bytes : bytes_of_rank) {
-    runs.push_back({total, bytes});
-    total += bytes;
-  }
+  const std::vector<Range> runs = Runs(bytes_of_rank);
   context.kernels.Copy(static_cast<std::byte*>(output) + runs[rank].offset,
                        input, runs[rank].count);
   TFRING_RETURN_IF_ERROR(context.kernels.Synchronize());
@@ -25,7 +21,7 @@ absl::Status RingAllgather(const RingContext& context, const void* input,
 
   RingBuffers buffers;
   buffers.input = buffers.output = output;
-  buffers.count = total;
+  buffers.count = runs.back().offset + runs.back().count;
   buffers.dtype = DataType::kUint8;
   Primitives prims(context, buffers);
   // Returns the run of the rank that is `j` places before this one in the ring.

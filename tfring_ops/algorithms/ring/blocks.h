@@ -51,9 +51,7 @@ class Blocks {
 // the next border.
 inline int64_t BlockCount(const RingContext& context, DataType dtype) {
   constexpr int64_t kSegments = 4;
-  const int64_t segment_count =
-      std::max<int64_t>(1, context.segment_bytes / SizeInBytes(dtype));
-  return UpToBorder(kSegments * segment_count, dtype) *
+  return UpToBorder(kSegments * context.SegmentCount(dtype), dtype) *
          context.transport.size();
 }
 

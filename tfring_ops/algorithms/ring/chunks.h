@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "tfring_ops/base/types.h"
 
 namespace tfring {
@@ -16,6 +18,17 @@ inline Range ChunkOf(int64_t count, int parts, int index) {
   const int64_t longer = count % parts;
   return {index * length + std::min<int64_t>(index, longer),
           length + (index < longer ? 1 : 0)};
+}
+
+// Returns the place of each run, where runs of these lengths follow each other.
+inline std::vector<Range> Runs(absl::Span<const int64_t> lengths) {
+  std::vector<Range> runs;
+  int64_t begin = 0;
+  for (const int64_t length : lengths) {
+    runs.push_back({begin, length});
+    begin += length;
+  }
+  return runs;
 }
 
 // Note [Aligned borders]

@@ -27,7 +27,7 @@ struct GridMove {
 
   absl::Status (Primitives::*run)(Range);
   size_t axis;
-  int before;  // The chunk is that of the rank so many places before this one.
+  int before;  // The chunk is that of the rank this many places before.
   bool reads_input;
 };
 

@@ -1,7 +1,7 @@
-// Hierarchical allreduce: each rank is at a point of a grid, and
-// on one ring along each of its axes.  A reduce-scatter along the first axis
-// leaves every rank a share, an allreduce of the share runs along the remaining
-// axes, and an allgather along the first one brings all shares together.
+// Hierarchical allreduce: each rank is at a point of a grid, and on one ring
+// along each of its axes.  A reduce-scatter along the first axis leaves every
+// rank a share, an allreduce of the share runs along the remaining axes, and an
+// allgather along the first one brings all shares together.
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
 // link at the same time, while the node's ranks work on another part of the

@@ -20,8 +20,7 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
       op_(buffers.op),
       scale_(buffers.scale),
       element_bytes_(SizeInBytes(buffers.dtype)),
-      segment_count_(
-          std::max<int64_t>(1, context.segment_bytes / element_bytes_)),
+      segment_count_(context.SegmentCount(buffers.dtype)),
       prev_(context.order.Before(1)),
       next_(context.order.Before(context.order.size() - 1)),
       pieces_(buffers.pieces.begin(), buffers.pieces.end()) {
@@ -40,9 +39,7 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
 }
 
 int64_t Primitives::ScratchBytes(const RingContext& context, DataType dtype) {
-  const int64_t element_bytes = SizeInBytes(dtype);
-  return kSlots * std::max(element_bytes, context.segment_bytes /
-                                              element_bytes * element_bytes);
+  return kSlots * context.SegmentCount(dtype) * SizeInBytes(dtype);
 }
 
 absl::Status Primitives::Send(Range chunk) { return Run(chunk, kSend); }

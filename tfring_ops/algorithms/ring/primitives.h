@@ -15,6 +15,7 @@
 #ifndef TFRING_OPS_ALGORITHMS_RING_PRIMITIVES_H_
 #define TFRING_OPS_ALGORITHMS_RING_PRIMITIVES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -36,6 +37,11 @@ struct RingContext {
   int64_t segment_bytes;  // the same on every rank
   Workspace& scratch;     // allocated by `kernels`, and owned by the caller
   RingOrder order = RingOrder::ByNode(transport);
+
+  // The number of elements in a segment.
+  int64_t SegmentCount(DataType dtype) const {
+    return std::max<int64_t>(1, segment_bytes / SizeInBytes(dtype));
+  }
 };
 
 // Consecutive elements in one place of memory.

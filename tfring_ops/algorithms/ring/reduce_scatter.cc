@@ -44,8 +44,7 @@ absl::Status RingReduceScatterOwn(const RingContext& context,
   const int n = context.transport.size();
   const int64_t element_bytes = SizeInBytes(buffers.dtype);
   const int64_t part_count =
-      kPartSegments *
-      std::max<int64_t>(1, context.segment_bytes / element_bytes);
+      kPartSegments * context.SegmentCount(buffers.dtype);
   const int64_t part_bytes = part_count * element_bytes;
   const int64_t slot_bytes = Primitives::ScratchBytes(context, buffers.dtype);
   TFRING_ASSIGN_OR_RETURN(

@@ -39,8 +39,10 @@ class Collective {
   // ---- Negotiation ----
 
   // Returns an error if this rank must not submit `request`.
-  virtual absl::Status Check(const Members& members,
-                             const CollectiveRequest& request) const;
+  virtual absl::Status Check(const Members& /*members*/,
+                             const CollectiveRequest& /*request*/) const {
+    return absl::OkStatus();
+  }
   // Returns true if two ranks may submit one tensor with these dimensions.
   virtual bool ShapesAgree(const TensorInfo& a, const TensorInfo& b) const {
     return a.dims == b.dims;
@@ -56,28 +58,35 @@ class Collective {
   virtual bool is_fusible() const { return false; }
   // Returns what other ranks need to know of `request` and what may differ
   // between ranks and steps: its rows, or its splits.
-  virtual std::vector<int64_t> Sizes(const CollectiveRequest& request) const;
+  virtual std::vector<int64_t> Sizes(
+      const CollectiveRequest& /*request*/) const {
+    return {};
+  }
   // Returns why `request` cannot run without the world's ranks `joined`; empty
   // if it can.
   virtual std::string CheckRunsWithoutJoined(
-      const std::vector<int32_t>& joined,
-      const CollectiveRequest& request) const;
+      const std::vector<int32_t>& /*joined*/,
+      const CollectiveRequest& /*request*/) const {
+    return "";
+  }
 
   // ---- Execution ----
 
   // Returns true if Run only launches work on a GPU's stream, by the stream
   // collectives of `context`, without waiting for work there or allocating
   // memory.
-  virtual bool OnlyLaunches(const ExecutionContext& context,
-                            const CollectiveRequest& request) const;
+  virtual bool OnlyLaunches(const ExecutionContext& /*context*/,
+                            const CollectiveRequest& /*request*/) const {
+    return false;
+  }
 
   // Turns `request` into that of a rank that has joined; see
   // neutral_contribution.h.
-  virtual void MakeNeutral(CollectiveRequest& request) const;
+  virtual void MakeNeutral(CollectiveRequest& /*request*/) const {}
   // Fills an input of a rank that has joined, if its contents matter.
-  virtual void FillNeutral(const Kernels& kernels,
-                           const CollectiveRequest& request, std::byte* memory,
-                           int64_t bytes) const;
+  virtual void FillNeutral(const Kernels& /*kernels*/,
+                           const CollectiveRequest& /*request*/,
+                           std::byte* /*memory*/, int64_t /*bytes*/) const {}
   // Collective.  After an error the transport must be aborted before the
   // entries' memory is touched.
   virtual absl::Status Run(ExecutionContext& context,

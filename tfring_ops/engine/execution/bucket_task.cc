@@ -20,19 +20,18 @@ BucketTask::BucketTask(Response bucket, const Members& members,
       submissions_(submissions),
       since_(now) {}
 
-void BucketTask::Describe(const CollectiveRequest& request) {
+void BucketTask::Count(const CollectiveRequest& request) {
   if (label_.empty()) label_ = LabelOf(members_, request);
+  bytes_ += SizeInBytes(request);
 }
 
 void BucketTask::Add(TensorEntry entry) {
-  Describe(entry.request);
-  bytes_ += SizeInBytes(entry.request);
+  Count(entry.request);
   entries_.push_back(&own_.emplace_back(std::move(entry)));
 }
 
 void BucketTask::AddNeutralContribution(const CollectiveRequest& request) {
-  Describe(request);
-  bytes_ += SizeInBytes(request);
+  Count(request);
   entries_.push_back(&neutral_contributions_.emplace_back(request).entry());
 }
 
@@ -68,7 +67,7 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   const bool is_launched = lane.lane.collectives != nullptr;
   span_.emplace(Timeline::Phase::kBucket, first(), bytes_,
                 is_launched ? &lane.track : nullptr);
-  // This comes before `done`, after which the rank submits new requests.
+  // Restart the names before `done`, after which the rank submits new requests.
   if (first().kind == CollectiveKind::kJoin) submissions_.RestartNames();
   // The framework may ask the driver for memory of the outputs.
   if (entries_.front()->allocate_output) {

@@ -69,8 +69,8 @@ class BucketTask : public std::enable_shared_from_this<BucketTask> {
  private:
   absl::Status RunOn(ExecutionLane& lane);
 
-  // Names the tensors in messages.
-  void Describe(const CollectiveRequest& request);
+  // Sets label_ by the first request, and adds to bytes_.
+  void Count(const CollectiveRequest& request);
 
   const Response bucket_;
   const Members& members_;

@@ -24,7 +24,8 @@ absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
 void ExecutionLane::Abort(const absl::Status& reason) {
   if (!failure.ok()) return;
   failure = reason;
-  // This comes first: the stream may wait for a rank that will not come.
+  // Abort the collectives first: the stream may wait for a rank that will not
+  // come.
   if (lane.collectives != nullptr) lane.collectives->Abort(reason);
   lane.transport->Abort(reason);
 }
@@ -117,17 +118,13 @@ absl::StatusOr<ExecutionLane*> Lanes::Of(const CollectiveRequest& request) {
   if (!OnDevice(request)) return &host_[0];
   if (!device_status_.ok()) return device_status_;
   if (on_device_ == nullptr) {
-    if (!make_device_lane_) {
-      device_status_ = absl::UnimplementedError(
-          "this engine has no way to reduce tensors on a GPU");
-      return device_status_;
+    absl::StatusOr<Lane> lane = absl::UnimplementedError(
+        "this engine has no way to reduce tensors on a GPU");
+    if (make_device_lane_) {
+      lane = make_device_lane_(options_, device_, *host_[0].lane.transport);
     }
-    absl::StatusOr<Lane> lane =
-        make_device_lane_(options_, device_, *host_[0].lane.transport);
-    if (!lane.ok()) {
-      device_status_ = lane.status();
-      return device_status_;
-    }
+    device_status_ = lane.status();
+    if (!lane.ok()) return device_status_;
     on_device_ = std::make_unique<ExecutionLane>(options_, *std::move(lane));
   }
   return on_device_.get();

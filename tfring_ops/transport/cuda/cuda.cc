@@ -18,9 +18,9 @@ using Clock = std::chrono::steady_clock;
 
 class CudaTransport final : public Transport {
  public:
-  CudaTransport(std::unique_ptr<CudaLinks> ways, const CudaDevice& device,
+  CudaTransport(std::unique_ptr<CudaLinks> links, const CudaDevice& device,
                 double timeout_seconds)
-      : links_(std::move(ways)),
+      : links_(std::move(links)),
         device_(device),
         host_(links_->context().host),
         timeout_seconds_(timeout_seconds) {
@@ -131,8 +131,8 @@ class CudaTransport final : public Transport {
 
  private:
   struct Scope : CudaScope {
-    explicit Scope(const CudaLinks& ways)
-        : CudaScope(ways.context().driver, ways.context().context) {}
+    explicit Scope(const CudaLinks& links)
+        : CudaScope(links.context().driver, links.context().context) {}
   };
 
   OperationId Start(int peer, std::byte* data, size_t bytes,
@@ -196,9 +196,8 @@ class CudaTransport final : public Transport {
     for (Backoff backoff;; backoff.Pause()) {
       TFRING_ASSIGN_OR_RETURN(const bool complete, done());
       if (complete) return absl::OkStatus();
-      const std::chrono::duration<double> waited = Clock::now() - begin;
-      if (backoff.SeldomTurn() && timeout_seconds_ > 0 &&
-          waited.count() > timeout_seconds_) {
+      if (backoff.SeldomTurn() &&
+          IsTooLong(Clock::now() - begin, timeout_seconds_)) {
         return absl::DeadlineExceededError(absl::StrCat(
             "no message between GPUs for ", timeout_seconds_, " s"));
       }
@@ -219,9 +218,9 @@ class CudaTransport final : public Transport {
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeCudaTransport(
     const CudaDevice& device, Transport& host, const Options& options) {
-  TFRING_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinks> ways,
+  TFRING_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinks> links,
                           CudaLinks::Negotiate(device, host, options));
-  return std::make_unique<CudaTransport>(std::move(ways), device,
+  return std::make_unique<CudaTransport>(std::move(links), device,
                                          options.transport_timeout_seconds());
 }
 

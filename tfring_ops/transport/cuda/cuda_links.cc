@@ -1,7 +1,6 @@
 #include "tfring_ops/transport/cuda/cuda_links.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <utility>
 
@@ -32,12 +31,6 @@ constexpr size_t kSlotsBytes = 128 << 20;
 // The largest slot in the host's memory: a container may have 64 MiB in all.
 constexpr size_t kMostHostPartBytes = 4 << 20;
 
-// The outcome of a step on a rank, and the reason of a failure.
-struct Outcome {
-  bool ok;
-  std::array<char, 255> reason;
-};
-
 constexpr absl::string_view kWithoutIpc =
     "the GPUs of a node talk through host memory";
 constexpr absl::string_view kWithoutExport =
@@ -47,20 +40,16 @@ constexpr absl::string_view kWithoutExport =
 // what follows.
 absl::StatusOr<bool> Agree(const absl::Status& status, Transport& host,
                            absl::string_view what_follows) {
-  Outcome outcome{};
-  outcome.ok = status.ok();
-  status.message().copy(outcome.reason.data(), outcome.reason.size() - 1);
-  TFRING_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes,
-                          ExchangeOne(host, outcome));
+  TFRING_ASSIGN_OR_RETURN(const std::vector<StatusBlock> outcomes,
+                          ExchangeOne(host, StatusBlock(status)));
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (outcomes[rank].ok) continue;
+    if (outcomes[rank].ok()) continue;
     if (host.rank() == 0) {
       LogWarning(0,
-                 absl::StrCat(
-                     what_follows, ", as rank ", rank,
-                     " cannot share its GPU's: ", outcomes[rank].reason.data(),
-                     ". Slower, but right; TFRING_CUDA_IPC=0 asks for "
-                     "host memory without this warning."));
+                 absl::StrCat(what_follows, ", as rank ", rank,
+                              " cannot share its GPU's: ", outcomes[rank].text,
+                              ". Slower, but right; TFRING_CUDA_IPC=0 asks for "
+                              "host memory without this warning."));
     }
     return false;
   }
@@ -81,9 +70,7 @@ absl::Status WaitForMark(const CudaLinkContext& context, const CudaMark& mark) {
     TFRING_ASSIGN_OR_RETURN(const bool done, mark.Done());
     if (done) return absl::OkStatus();
     TFRING_RETURN_IF_ERROR(context.host.Progress());
-    const std::chrono::duration<double> waited = Clock::now() - begin;
-    if (context.timeout_seconds > 0 &&
-        waited.count() > context.timeout_seconds) {
+    if (IsTooLong(Clock::now() - begin, context.timeout_seconds)) {
       return absl::DeadlineExceededError(
           absl::StrCat("the GPU has not done what was asked for in ",
                        context.timeout_seconds, " s"));
@@ -127,9 +114,9 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
   TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
   // Enter the context first: links that fail are destroyed in it, too.
   TFRING_ENTER_CONTEXT(*driver, device.context());
-  std::unique_ptr<CudaLinks> ways(
+  std::unique_ptr<CudaLinks> links(
       new CudaLinks(*driver, device, host, options));
-  TFRING_RETURN_IF_ERROR(ways->OpenStreams());
+  TFRING_RETURN_IF_ERROR(links->OpenStreams());
 
   // The host's memory carries the messages of the other pairs.
   bool cuda_aware = true;
@@ -152,19 +139,19 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
     }
   }
   if (options.cuda_ipc && some_share_node) {
-    TFRING_RETURN_IF_ERROR(ways->TryIpc(peers, device.kernels()));
+    TFRING_RETURN_IF_ERROR(links->TryIpc(peers, device.kernels()));
   }
   for (int peer = 0; peer < host.size(); ++peer) {
-    if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
+    if (peer == host.rank() || links->links_[peer] != nullptr) continue;
     if (!cuda_aware || !host.TakesDeviceMemory(peer)) continue;
     TFRING_RETURN_IF_ERROR(ShareProgressContext(device.ordinal()));
-    ways->links_[peer] = MakeCudaAwareLink(ways->context_, peer);
+    links->links_[peer] = MakeCudaAwareLink(links->context_, peer);
   }
   for (int peer = 0; peer < host.size(); ++peer) {
-    if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
-    ways->links_[peer] = MakeStagedLink(ways->context_, peer);
+    if (peer == host.rank() || links->links_[peer] != nullptr) continue;
+    links->links_[peer] = MakeStagedLink(links->context_, peer);
   }
-  return ways;
+  return links;
 }
 
 absl::Status CudaLinks::OpenStreams() {
@@ -294,7 +281,7 @@ absl::StatusOr<bool> CudaLinks::Idle() {
   return true;
 }
 
-// The steps are those of TryIpc.
+// The ranks agree after each step, as in TryIpc.
 absl::Status CudaLinks::Export(Bytes memory) {
   if (memory_ == nullptr || !can_export_) return absl::OkStatus();
   Transport& host = context_.host;

@@ -177,8 +177,7 @@ class MpiTransport final : public Transport {
       if (complete) return absl::OkStatus();
       if (!backoff.SeldomTurn()) continue;
       if (attend_) TFRING_RETURN_IF_ERROR(attend_());
-      const std::chrono::duration<double> waited = Clock::now() - begin;
-      if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+      if (IsTooLong(Clock::now() - begin, timeout_seconds_)) {
         return TimedOut(peer, timeout_seconds_);
       }
     }

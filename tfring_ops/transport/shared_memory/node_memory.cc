@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -48,12 +47,6 @@ absl::Status BroadcastFromZero(Transport& transport, T& data) {
   }
   return WaitOrAbort(transport, sends);
 }
-
-// The outcome of sharing on a rank.
-struct Report {
-  int32_t failed = 0;
-  std::array<char, 252> reason{};
-};
 
 // The ranks of this rank's node in order, and the memory between them.
 //
@@ -150,35 +143,36 @@ class Node {
   std::vector<std::unique_ptr<SharedSegment>> segments_;  // by place
 };
 
-// Returns the report of all ranks; if one has failed, rank 0 warns.
-absl::StatusOr<Report> AgreeOn(Report report, Transport& transport) {
+// Returns a status for all ranks, from the outcome on each: an error if one has
+// failed, of which rank 0 warns.
+absl::StatusOr<StatusBlock> AgreeOn(StatusBlock outcome, Transport& transport) {
   if (transport.rank() != 0) {
     TFRING_RETURN_IF_ERROR(
-        WaitOrAbort(transport, {transport.StartSend(0, BytesOf(report))}));
+        WaitOrAbort(transport, {transport.StartSend(0, BytesOf(outcome))}));
   } else {
-    std::vector<Report> reports(transport.size());
-    reports[0] = report;
+    std::vector<StatusBlock> outcomes(transport.size());
+    outcomes[0] = outcome;
     std::vector<OperationId> receives;
     for (int peer = 1; peer < transport.size(); ++peer) {
-      receives.push_back(transport.StartRecv(peer, BytesOf(reports[peer])));
+      receives.push_back(transport.StartRecv(peer, BytesOf(outcomes[peer])));
     }
     TFRING_RETURN_IF_ERROR(WaitOrAbort(transport, receives));
     const auto failed =
-        std::find_if(reports.begin(), reports.end(),
-                     [](const Report& each) { return each.failed != 0; });
-    if (failed != reports.end()) {
-      report.failed = 1;
+        std::find_if(outcomes.begin(), outcomes.end(),
+                     [](const StatusBlock& each) { return !each.ok(); });
+    if (failed != outcomes.end()) {
+      outcome = *failed;
       LogWarning(
           0, absl::StrCat("the ranks of a node send each other messages, as "
                           "rank ",
-                          failed - reports.begin(),
-                          " cannot share memory: ", failed->reason.data(),
+                          failed - outcomes.begin(),
+                          " cannot share memory: ", failed->text,
                           ". Slower, but right; TFRING_SHARED_MEMORY=0 asks "
                           "for it without this warning."));
     }
   }
-  TFRING_RETURN_IF_ERROR(BroadcastFromZero(transport, report));
-  return report;
+  TFRING_RETURN_IF_ERROR(BroadcastFromZero(transport, outcome));
+  return outcome;
 }
 
 // Returns true if `node` has memory that all its ranks share.
@@ -189,13 +183,13 @@ absl::StatusOr<bool> Agree(Transport& control, SharedMemory shared_memory,
   TFRING_RETURN_IF_ERROR(BroadcastFromZero(control, ring_bytes));
   if (ring_bytes == 0) return false;
   absl::Status shared;
-  if (!node.alone())
+  if (!node.alone()) {
     TFRING_RETURN_IF_ERROR(node.Share(ring_bytes, control, shared));
-  Report own{!shared.ok()};
-  shared.message().copy(own.reason.data(), own.reason.size() - 1);
-  TFRING_ASSIGN_OR_RETURN(const Report all, AgreeOn(own, control));
+  }
+  TFRING_ASSIGN_OR_RETURN(const StatusBlock all,
+                          AgreeOn(StatusBlock(shared), control));
   node.CloseDescriptor();
-  return all.failed == 0 && !node.alone();
+  return all.ok() && !node.alone();
 }
 
 }  // namespace

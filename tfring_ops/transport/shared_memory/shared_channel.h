@@ -10,9 +10,8 @@
 // - The memory is used again and again, so it stays in the cores' common cache.
 //   Where that costs more than it saves, see way_choice.h.
 // - The writer decides how much of the ring is used.  The header of each
-// message
-//   says it, and after a change the writer waits until the reader has read that
-//   header.
+//   message says it, and after a change the writer waits until the reader has
+//   read that header.
 #ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 #define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 

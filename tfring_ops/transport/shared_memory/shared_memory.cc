@@ -241,8 +241,7 @@ class SharedMemoryTransport final : public Transport {
       }
       if (!backoff.SeldomTurn()) continue;
       if (attend_) TFRING_RETURN_IF_ERROR(attend_());
-      const std::chrono::duration<double> waited = Clock::now() - standstill;
-      if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+      if (IsTooLong(Clock::now() - standstill, timeout_seconds_)) {
         return TimedOut(peer, timeout_seconds_);
       }
     }

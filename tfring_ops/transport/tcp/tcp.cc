@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/tcp/sockets.h"
 
@@ -178,8 +179,7 @@ class TcpTransport final : public Transport {
         last = now;
         look = 0;
       }
-      const std::chrono::duration<double> waited = now - last;
-      if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+      if (IsTooLong(now - last, timeout_seconds_)) {
         return TimedOut(peer, timeout_seconds_);
       }
     }
