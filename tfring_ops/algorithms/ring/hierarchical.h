@@ -5,10 +5,10 @@
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
 // link at the same time, while the node's ranks work on another part of the
-// buffer: see Note [Parts of a grid]
-// in grid_schedule.cc.  A ring takes 2 (n - 1) steps, an axis of
-// n only its own 2 (n - 1): axes of 64 and 64 take 252 where a ring of 4096
-// takes 8190.  All axes of 2 are Rabenseifner's recursive halving and doubling.
+// buffer: see Note [Parts of a grid] in grid_schedule.cc.  A ring takes
+// 2 (n - 1) steps, an axis of n only its own 2 (n - 1): axes of 64 and 64 take
+// 252 where a ring of 4096 takes 8190.  All axes of 2 are Rabenseifner's
+// recursive halving and doubling.
 //
 // References: X. Jia et al., "Highly scalable deep learning training system
 // with mixed-precision", arXiv:1807.11205 (2018), for nodes; C. Ying et al.,
@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 
 namespace tfring {
