@@ -89,15 +89,9 @@ class Saved:
         if ranks[first]["rule"] != Rule.SHARD.value:
             return self.read(first, key)
         # Several ranks may have had the same shard, and one has written it.
-        writers = sorted(ranks, key=lambda rank: _number(ranks[rank], rank))
+        writers = sorted(ranks, key=lambda rank: int(ranks[rank]["number"]))
         parts = [self.read(rank, key) for rank in writers]
         return _split(ranks[first]).joined(np.concatenate(parts))
-
-
-def _number(described: Mapping[str, Any], rank: int) -> int:
-    """Returns the number of an item's shard; older manifests lack it."""
-    number: int = described.get("number", rank)
-    return number
 
 
 def _split(described: Mapping[str, Any]) -> Split:
@@ -210,8 +204,7 @@ def _writer_of_own(
         return None if ranks[rank]["rule"] == Rule.SHARD.value else rank
     now = item.describe(item.value())
     for rank, described in ranks.items():
-        then = {**described, "number": _number(described, rank)}
-        if all(then.get(n) == now.get(n) for n in _CUT):
+        if all(described.get(n) == now.get(n) for n in _CUT):
             return rank
     return None
 
