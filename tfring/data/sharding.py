@@ -101,24 +101,7 @@ def shard(
     assert mine.cardinality() == 20
     ```
     """
-    if not tf.executing_eagerly():
-        raise RuntimeError(
-            "shard was called while tracing a tf.function. Call it eagerly, "
-            "before training starts."
-        )
-    if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            "shard takes a tf.data.Dataset, got an object of type "
-            f"{type(dataset).__name__}. Use "
-            "tf.data.Dataset.from_tensor_slices for arrays."
-        )
-    if remainder not in ("drop", "pad", "keep"):
-        raise ValueError(
-            "shard: remainder must be 'drop', 'pad' or 'keep', got "
-            f"{remainder!r}."
-        )
-    if skip < 0:
-        raise ValueError(f"shard: skip must not be negative, got {skip}.")
+    _check_arguments(dataset, remainder, skip)
     cardinality = int(dataset.cardinality())
     order = {
         "draws": draws_of(dataset),
@@ -138,17 +121,37 @@ def shard(
     orders = gather_same("shard", arguments, order)
     if len(orders) > 1:
         _check_orders(orders)
+    problem = ""
     if skip > 0:
         dataset = dataset.skip(skip)
         if cardinality >= 0:
             cardinality = max(cardinality - skip, 0)
-    problem = ""
-    if skip > 0:
         problem = "tfring.data.shard has a skip"
     elif remainder == "keep":
         problem = "remainder='keep' gives ranks different numbers of elements"
     mine = _part(dataset, cardinality, remainder)
     return mark_shared(mine, problem)
+
+
+def _check_arguments(dataset: Any, remainder: str, skip: int) -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "shard was called while tracing a tf.function. Call it eagerly, "
+            "before training starts."
+        )
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "shard takes a tf.data.Dataset, got an object of type "
+            f"{type(dataset).__name__}. Use "
+            "tf.data.Dataset.from_tensor_slices for arrays."
+        )
+    if remainder not in ("drop", "pad", "keep"):
+        raise ValueError(
+            "shard: remainder must be 'drop', 'pad' or 'keep', got "
+            f"{remainder!r}."
+        )
+    if skip < 0:
+        raise ValueError(f"shard: skip must not be negative, got {skip}.")
 
 
 def _part(
