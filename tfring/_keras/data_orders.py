@@ -7,7 +7,7 @@ reading would fill its buffers, use up a generator, and change later orders.
 Note [Inputs of a dataset]: TensorFlow's public way to look into a dataset is
 its serialized graph, which has a copy of all arrays in it: 5 s for 400 MB, and
 an error above 2 GB. So this module reads the Python objects of a dataset, by
-attributes that TensorFlow 2.18 to 2.21 have. If one is missing, nothing is
+attributes that TensorFlow 2.18 to 2.22 have. If one is missing, nothing is
 found.
 """
 
