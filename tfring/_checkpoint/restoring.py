@@ -26,11 +26,11 @@ class Saved:
     """A complete checkpoint.
 
     Args:
-        folder: The folder of all.
-        number: Its number.
+        folder: The folder of all checkpoints.
+        number: The checkpoint's number.
 
     Attributes:
-        manifest: Its manifest.
+        manifest: The checkpoint's manifest.
         size: The number of ranks that have written it.
     """
 
@@ -48,7 +48,7 @@ class Saved:
 
     @property
     def path(self) -> str:
-        """The path of its folder."""
+        """The path of the checkpoint's folder."""
         return str(self.folder.of_number(self.number))
 
     def ranks_with(self, key: str) -> dict[int, dict[str, Any]]:
@@ -107,12 +107,12 @@ def find(folder: Folder, resume: str) -> Saved | None:
     Collective. Each rank reads some of the parts.
 
     Args:
-        folder: The folder of all.
+        folder: The folder of all checkpoints.
         resume: "auto", "must" or "never".
 
     Raises:
-        RuntimeError: None is whole, although there are some; with "must" also
-            if there are none. It is raised on every rank.
+        RuntimeError: On every rank: there are checkpoints, and none is whole;
+            or there are none, and `resume` is "must".
     """
     if resume == "never":
         return None
