@@ -123,14 +123,14 @@ def warn_of_different_orders(
         return
     name = unseeded[0] if unseeded else draws[0][0][0]
     how = "without a seed" if unseeded else "with another seed on each rank"
-    warning = DifferentOrdersWarning(
-        f"tfring: the dataset of fit has '{name}' {how} before Dataset.shard, "
+    warn_all_ranks(
+        DifferentOrdersWarning,
+        f"the dataset of fit has '{name}' {how} before Dataset.shard, "
         "so that some elements are on several ranks and others on none. Call "
         "shard first, or take tfring.data.shard(dataset, seed=...), which "
-        "shuffles alike on all ranks. If that is meant, ignore this by "
-        "warnings.simplefilter('ignore', tfring.DifferentOrdersWarning)."
+        "shuffles alike on all ranks.",
+        is_shown=own_rank == min(draws_of_rank),
     )
-    warn_all_ranks(warning, is_shown=own_rank == min(draws_of_rank))
 
 
 def _upstream(dataset: Any) -> Iterator[Any]:

@@ -112,7 +112,10 @@ def shard(
         buffer_size = _checked_buffer_size(buffer_size, cardinality)
         dataset = _shuffle(dataset, buffer_size, seed)
     arguments = {
-        "cardinality": _cardinality_name(cardinality),
+        "cardinality": {
+            tf.data.INFINITE_CARDINALITY: "infinite",
+            tf.data.UNKNOWN_CARDINALITY: "unknown",
+        }.get(cardinality, cardinality),
         "seed": seed if seed is None else int(seed),
         "remainder": remainder,
         "buffer_size": buffer_size,
@@ -247,13 +250,6 @@ def _one_of_each(
     return windows.flat_map(own).map(element_of)
 
 
-def _cardinality_name(cardinality: int) -> str | int:
-    return {
-        tf.data.INFINITE_CARDINALITY: "infinite",
-        tf.data.UNKNOWN_CARDINALITY: "unknown",
-    }.get(cardinality, cardinality)
-
-
 def gather_same(
     function: str, arguments: dict[str, Any], more: Any = None
 ) -> list[Any]:
@@ -312,10 +308,10 @@ def _check_orders(of_rank: Sequence[dict[str, Any]]) -> None:
         if each["first elements"] != of_rank[0]["first elements"]
     ][:1]
     for problem in problems:
-        warning = DifferentOrdersWarning(
-            "tfring: shard takes a dataset in the same order on every rank; "
-            f"otherwise {effect}. Here {problem} If the order is the same, "
-            "ignore this by warnings.simplefilter('ignore', "
-            "tfring.DifferentOrdersWarning)."
+        warn_all_ranks(
+            DifferentOrdersWarning,
+            "shard takes a dataset in the same order on every rank; otherwise "
+            f"{effect}. Here {problem}",
+            "the order is the same",
+            is_shown=runtime.rank() == 0,
         )
-        warn_all_ranks(warning, is_shown=runtime.rank() == 0)
