@@ -100,9 +100,8 @@ class Job:
         self.folder = Path(self._files.name)
         for name in ("records", "faults", "results"):
             (self.folder / name).mkdir()
-        self._read: Counter[str] = (
-            Counter()
-        )  # The characters of each file that have been read.
+        # The characters of each file that have been read.
+        self._read: Counter[str] = Counter()
         self.workers: dict[str, Worker] = {}
         self.lost: set[str] = set()
         start = network.popen if network else subprocess.Popen

@@ -15,7 +15,6 @@ Let Python keep its compiled modules (PYTHONDONTWRITEBYTECODE unset): compiling
 tfring takes a rank longer than all else that it does here.
 """
 
-import os
 import re
 import statistics
 import subprocess
@@ -26,7 +25,6 @@ from pathlib import Path
 
 import program
 
-_ALONE = "import tensorflow"
 _RANK = """
 import tensorflow as tf
 import tfring
@@ -85,10 +83,6 @@ reach("the job had ended")
 _STAGE = re.compile(r"^tfring\S*: +(\d+\.\d+) s until (.*)$", re.MULTILINE)
 
 
-def side_by_side(ranks: int) -> list[list[str]]:
-    return [[sys.executable, "-c", _ALONE]] * ranks
-
-
 def job(kind: str, ranks: int, tree: Path, folder: Path) -> list[str]:
     """Returns the command of a job of the version in `tree`."""
     has_stages = (tree / "tfring/launcher/stages.py").exists()
@@ -108,11 +102,8 @@ def job(kind: str, ranks: int, tree: Path, folder: Path) -> list[str]:
 
 def timed(commands: list[list[str]], tree: Path) -> tuple[float, str]:
     """Runs commands side by side; returns the seconds, and what they said."""
-    paths = [str(tree), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": ":".join(filter(None, paths)),
-        "PYSPARK_PYTHON": sys.executable,
-    }
+    environment = program.environment_of(tree)
+    environment["PYSPARK_PYTHON"] = sys.executable
     began_at = time.monotonic()
     running = [
         subprocess.Popen(
@@ -134,16 +125,7 @@ def timed(commands: list[list[str]], tree: Path) -> tuple[float, str]:
 
 def main() -> None:
     parser = program.parser(__doc__)
-    parser.add_argument(
-        "--starts", type=int, default=10, help="jobs of each kind and version"
-    )
-    parser.add_argument("--ranks", type=int, default=2, help="of a job")
-    parser.add_argument(
-        "--trees",
-        type=program.words,
-        default=".",
-        help="source trees of the versions",
-    )
+    program.add_versions(parser)
     parser.add_argument(
         "--kinds",
         type=program.words,
@@ -160,9 +142,10 @@ def main() -> None:
         for spent, stage in _STAGE.findall(said):
             rows.setdefault(stage, []).append(float(spent))
 
+    alone = [[sys.executable, "-c", "import tensorflow"]] * options.ranks
     with tempfile.TemporaryDirectory() as folder:
         for start in range(options.starts):
-            take("side by side", side_by_side(options.ranks), Path.cwd())
+            take("side by side", alone, Path.cwd())
             for kind in options.kinds:
                 for name in options.trees:
                     tree = Path(name).resolve()

@@ -23,6 +23,7 @@ import numpy as np
 import program
 
 import tfring
+from tfring.bench.measure import memory_bytes
 
 
 def language_model(options: argparse.Namespace) -> Any:
@@ -59,8 +60,7 @@ class Seconds(keras.callbacks.Callback):
 def report(what: str, began: float) -> None:
     """Prints the peak of each rank's resident set since the last report."""
     seconds = time.perf_counter() - began
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 2**20
+    peak = memory_bytes("VmHWM") / 2**30
     peaks = tfring.allgather_object(f"{peak:.2f}")
     if tfring.rank() == 0:
         print(f"{what}: {seconds:.1f} s, peaks {', '.join(peaks)} GiB")

@@ -23,9 +23,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,8 @@ from tfring._core import native
 from tfring._gradients.shares import Layout
 from tfring._memory.parameters import parameter_share
 from tfring.bench import plots, report, sizes
-from tfring.bench.measure import cpu_seconds, sent_bytes
-from tfring.bench.statistics import Row, Spread
+from tfring.bench.measure import costs_of
+from tfring.bench.statistics import Costs, Row, Spread
 
 # The policies that train by an optimizer, on all ranks together.
 OPTIMIZERS = ("whole", "sharded", "parameters", "hybrid")
@@ -57,8 +55,8 @@ class _Policy:
     step: Callable[[], Any]
     peak_bytes: int
     kinds: dict[str, int]  # bytes of this rank, for an optimizer
-    # For each round, the seconds, CPU seconds and sent bytes of a step by rank.
-    turns: list[list[tuple[float, float, float]]]
+    # For each round the costs of a step, by rank.
+    turns: list[list[Costs]]
 
 
 def measure(
@@ -76,20 +74,15 @@ def measure(
     ]
     for _ in range(options.rounds):
         for policy in policies:
-            policy.turns.append(_take_turn(policy.step, options.steps))
+            tfring.barrier()
+            costs = costs_of(policy.step, options.steps)
+            policy.turns.append(tfring.allgather_object(costs))
     rows = [
-        Row(
+        Row.of_turns(
             f"{options.model}, batch {options.batch_size}",
             0,
             policy.who,
-            Spread.of([max(s for s, _, _ in turn) for turn in policy.turns]),
-            statistics.median(
-                statistics.mean(cpu for _, cpu, _ in turn)
-                for turn in policy.turns
-            ),
-            sent_bytes=statistics.median(
-                max(sent for _, _, sent in turn) for turn in policy.turns
-            ),
+            policy.turns,
             added_bytes=max(tfring.allgather_object(policy.peak_bytes)),
         )
         for policy in policies
@@ -192,26 +185,6 @@ def _bytes_of(tensors: Sequence[Any]) -> int:
         tf.TensorShape(t.shape).num_elements() * tf.as_dtype(t.dtype).size
         for t in tensors
     )
-
-
-def _take_turn(
-    step: Callable[[], Any], count: int
-) -> list[tuple[float, float, float]]:
-    """Returns each rank's seconds, CPU seconds and sent bytes for a step."""
-    tfring.barrier()
-    sent_before, cpu_before = sent_bytes(), cpu_seconds()
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    taken = (
-        time.perf_counter() - start,
-        cpu_seconds() - cpu_before,
-        sent_bytes() - sent_before,
-    )
-    of_ranks: list[tuple[float, float, float]] = tfring.allgather_object(
-        tuple(each / count for each in taken)
-    )
-    return of_ranks
 
 
 def _quarters(model: str, batch_size: int) -> list[int]:

@@ -8,6 +8,7 @@ of its own: it also runs where there is nothing else of this folder.
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,21 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
     made.add_argument("--json", type=Path, help="a file for all figures")
     return made
+
+
+def add_versions(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of a benchmark that starts jobs of several versions."""
+    parser.add_argument("--starts", type=int, default=10, help="of a version")
+    parser.add_argument("--ranks", type=int, default=2, help="of a job")
+    parser.add_argument(
+        "--trees", type=words, default=".", help="source trees of the versions"
+    )
+
+
+def environment_of(tree: Path) -> dict[str, str]:
+    """Returns an environment in which Python imports the version in `tree`."""
+    paths = [str(tree), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}
 
 
 def words(text: str) -> list[str]:

@@ -21,7 +21,7 @@ _SEGMENT_BYTES = 256 << 10
 
 
 def contestants(count_bytes: int, size: int) -> list[Contestant]:
-    """Copy, add and staged allreduce of `count_bytes` of float32."""
+    """Returns contestants that work on `count_bytes` of float32."""
     source = np.ones(max(1, count_bytes // 4), np.float32)
     target = np.ones_like(source)
     slot = np.empty(_SEGMENT_BYTES // 4, np.float32)
@@ -34,10 +34,11 @@ def contestants(count_bytes: int, size: int) -> list[Contestant]:
         return np.add(target, source, out=target)
 
     def staged(in_place: bool) -> Any:
-        """Each of `size` - 1 chunks: copied in, added; copied in, copied out.
+        """Copies and adds what a rank of a ring of `size` ranks does.
 
-        A chunk is a `size`-th of the tensor, and the next is added to, as in a
-        ring.
+        A chunk is a `size`-th of the tensor. Each chunk but the last is copied
+        into the slot and added to the next chunk; the sum is copied into the
+        slot and out of it.
         """
         chunk = len(source) // size
         initial = target if in_place else source

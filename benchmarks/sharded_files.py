@@ -21,7 +21,7 @@ import program
 import tensorflow as tf
 
 import tfring
-from tfring.bench.measure import cpu_seconds
+from tfring.bench.measure import cpu_seconds, memory_bytes
 from tfring.bench.statistics import Row, Spread
 
 
@@ -80,10 +80,10 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         tfring.barrier()
         # Writing 5 resets VmHWM.
         Path("/proc/self/clear_refs").write_text("5")
-        before, cpu, start = resident_bytes("VmRSS"), cpu_seconds(), clock()
+        before, cpu, start = memory_bytes("VmRSS"), cpu_seconds(), clock()
         made = act()
         seconds, cpu = clock() - start, cpu_seconds() - cpu
-        own = seconds, cpu, resident_bytes("VmHWM") - before
+        own = seconds, cpu, memory_bytes("VmHWM") - before
         del made
         for rank, (seconds, cpu, added) in enumerate(
             tfring.allgather_object(own)
@@ -99,14 +99,6 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 clock = time.perf_counter
-
-
-def resident_bytes(kind: str) -> int:
-    """Returns the resident set of this process now (VmRSS), or its peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{kind}:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"This system does not tell a process's {kind}.")
 
 
 def main() -> None:

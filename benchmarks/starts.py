@@ -10,7 +10,6 @@ benchmarks/, such as steps.py, may stand for tfring-bench's command.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,28 +22,20 @@ from tfring.bench.statistics import Spread, format_seconds
 def medians(tree: Path, options: argparse.Namespace) -> list[dict]:
     """Returns the rows of one job of the version in `tree`."""
     command, *flags = options.command
-    paths = [str(tree), os.environ.get("PYTHONPATH", "")]
     return program.rows_of_job(
         [f"benchmarks/{command}", *flags]
         if command.endswith(".py")
         else ["-m", "tfring.bench", command, *flags],
         launcher=["-np", str(options.ranks)],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": ":".join(filter(None, paths))},
+        env=program.environment_of(tree),
         stdout=subprocess.DEVNULL,
     )
 
 
 def main() -> None:
     parser = program.parser(__doc__)
-    parser.add_argument("--starts", type=int, default=10, help="of a version")
-    parser.add_argument("--ranks", type=int, default=2, help="of a job")
-    parser.add_argument(
-        "--trees",
-        type=program.words,
-        default=".",
-        help="source trees of the versions",
-    )
+    program.add_versions(parser)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="of tfring-bench"
     )

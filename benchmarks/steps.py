@@ -25,8 +25,8 @@ from exchanges import Exchange, add_flags, exchanges
 
 import tfring
 from tfring._core import native
-from tfring.bench.measure import cpu_seconds, sent_bytes
-from tfring.bench.statistics import Row, Spread
+from tfring.bench.measure import costs_of
+from tfring.bench.statistics import Costs, Row, seconds_of
 
 _WARM_UP_STEPS = 3
 # Interval at which a rank without a part in a turn checks whether it is over.
@@ -93,30 +93,21 @@ def measure(
     for train, _, _ in turns.values():
         for _ in range(_WARM_UP_STEPS):
             train()
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    cpu: dict[str, list[float]] = {name: [] for name in turns}
-    sent: dict[str, list[float]] = {name: [] for name in turns}
+    taken: dict[str, list[list[Costs]]] = {name: [] for name in turns}
     for _ in range(options.rounds):
         for name, (train, takes_part, count) in turns.items():
-            of_ranks = _take_turn(world, train, takes_part, count)
-            if name == "1 rank alone":
-                of_ranks = of_ranks[:1]
-            seconds[name].append(max(wall for wall, _, _ in of_ranks))
-            cpu[name].append(statistics.mean(used for _, used, _ in of_ranks))
-            sent[name].append(max(sent for _, _, sent in of_ranks))
-    rows = [
-        Row(
-            f"{options.model}{' jit' if options.jit else ''}",
-            0,
-            name,
-            Spread.of(seconds[name]),
-            statistics.median(cpu[name]),
-            sent_bytes=statistics.median(sent[name]),
-        )
-        for name in turns
-    ]
+            costs = _take_turn(world, train, takes_part, count)
+            taken[name].append(costs[:1] if name == "1 rank alone" else costs)
+    case = f"{options.model}{' jit' if options.jit else ''}"
+    rows = [Row.of_turns(case, 0, name, own) for name, own in taken.items()]
+    return rows, _efficiencies(rows, taken)
+
+
+def _efficiencies(
+    rows: Sequence[Row], taken: Mapping[str, Sequence[Sequence[Costs]]]
+) -> dict[str, float]:
     all_together, *_, alone, all_apart = rows
-    return rows, {
+    return {
         # With a batch for each rank: 1 if communication costs nothing.
         "scaling efficiency": (
             alone.seconds.median / all_together.seconds.median
@@ -129,8 +120,8 @@ def measure(
         "scaling efficiency by that of copies apart": statistics.median(
             apart / together
             for apart, together in zip(
-                seconds[all_apart.who],
-                seconds[all_together.who],
+                seconds_of(taken[all_apart.who]),
+                seconds_of(taken[all_together.who]),
                 strict=True,
             )
         ),
@@ -142,20 +133,12 @@ def measure(
 
 def _take_turn(
     world: Any, train: Callable[[], Any], takes_part: bool, count: int
-) -> list[tuple[float, float, float]]:
-    """Returns each rank's seconds, CPU seconds and sent bytes for a step."""
+) -> list[Costs]:
+    """Returns what a step has cost each rank."""
     world.Barrier()
-    sent_before, cpu_before = sent_bytes(), cpu_seconds()
-    start = time.perf_counter()
-    for _ in range(count if takes_part else 0):
-        train()
-    taken = (
-        time.perf_counter() - start,
-        cpu_seconds() - cpu_before,
-        sent_bytes() - sent_before,
-    )
+    costs = costs_of(train if takes_part else lambda: None, count)
     _wait_for_all(world)
-    return world.allgather(tuple(each / count for each in taken))
+    return world.allgather(costs)
 
 
 def _wait_for_all(world: Any) -> None:

@@ -141,9 +141,8 @@ def test_every_kind_of_element(element, rank, size):
         assert type(mine.element_spec) is type(dataset.element_spec)
         assert len(list(mine)) >= 2
     if size > 1:
-        last = list(mine)[
-            -1
-        ]  # the element that is left over, which every rank has
+        # The element that is left over, which every rank has.
+        last = list(mine)[-1]
         want = list(dataset)[-1]
         tf.nest.map_structure(
             lambda a, b: np.testing.assert_array_equal(a, b),

@@ -52,4 +52,4 @@ def test_workers_that_do_not_come(configfile):
     )
     refuses(config, 0, TimeoutError, "workers did not appear within 0 s")
     # Workers that start now still know that dispatcher.
-    refuses(config, 0, RuntimeError, "Start the compute job anew")
+    refuses(config, 0, RuntimeError, "Start the compute job again")

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tfring.launcher.launcher_process import Rendezvous
 
 # In a process of its own: a run kills what its process has started.
 PROGRAM = """
@@ -146,3 +149,12 @@ def test_where_the_seconds_went():
         "tfringrun:    13.00 s in all",
         "",
     ]
+
+
+def test_a_launcher_that_cannot_be_started_leaves_no_descriptors(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(FileNotFoundError) as raised:
+        Rendezvous(1, caller="tfring.test")
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert raised.value.filename == "/nowhere/python"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("initialized")
     ("make", "error", "message"),
     [
         (lambda: tfring.LocalSGD(0), ValueError, "every must be at least 1"),
-        (lambda: tfring.LocalSGD(True), TypeError, "a number of updates"),
+        (lambda: tfring.LocalSGD(True), TypeError, "must be a whole number"),
         (lambda: tfring.DiLoCo(2, start=-1), ValueError, "start must be at"),
         (lambda: tfring.DiLoCo(2, outer="sgd"), TypeError, "keras.optimizers"),
         (lambda: tfring.DiLoCo(2, within="rack"), TypeError, "'host' or None"),

@@ -52,8 +52,8 @@ class _Writing(NamedTuple):
     """A checkpoint that is not complete yet.
 
     Attributes:
-        number: Its number.
-        step: The step.
+        number: The checkpoint's number.
+        step: The number of training steps before it.
         future: The work of this rank's thread; None if it has nothing to do.
         part: The manifest's entry for this rank's part, without the files; None
             in the second phase, see Note [Two phases].

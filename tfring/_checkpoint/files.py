@@ -22,7 +22,7 @@ class Files:
     """The file system. Each method raises OSError if it fails."""
 
     def make_folder(self, path: Path) -> None:
-        """Makes a folder, with all above it; it may be there already."""
+        """Makes a folder and its parents, unless they exist."""
         path.mkdir(parents=True, exist_ok=True)
 
     def names(self, path: Path) -> list[str]:

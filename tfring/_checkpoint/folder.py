@@ -208,8 +208,8 @@ class Folder:
         """Removes all but the newest checkpoints, and incomplete ones.
 
         Args:
-            newest: The number of the last one, which is complete.
-            keep: How many remain.
+            newest: The number of the last checkpoint, which is complete.
+            keep: How many complete checkpoints remain.
 
         Raises:
             OSError: Some are still there.

@@ -19,7 +19,7 @@ from tfring._checkpoint.restoring import Saved
 from tfring._checkpoint.saver import Saver, Settings
 from tfring._core import runtime
 from tfring._keras import iterator_states
-from tfring._state.kinds import are_in_a_round
+from tfring._state.kinds import open_rounds
 from tfring._state.model_state import check_built
 
 # The attribute of an elastic state that is the place in the data.
@@ -300,7 +300,7 @@ class Checkpoint:
         if self._state is not None:
             # Commit first, because a commit changes accumulated gradients.
             self._state.commit()
-        in_a_round = are_in_a_round(self._model.variables)
+        in_a_round = bool(open_rounds(self._model.variables))
         self._saver.end_step(
             self.save, may_save=not in_a_round, is_last=is_last
         )

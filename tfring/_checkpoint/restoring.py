@@ -26,11 +26,11 @@ class Saved:
     """A complete checkpoint.
 
     Args:
-        folder: The folder of all.
-        number: Its number.
+        folder: The folder of all checkpoints.
+        number: The checkpoint's number.
 
     Attributes:
-        manifest: Its manifest.
+        manifest: The checkpoint's manifest.
         size: The number of ranks that have written it.
     """
 
@@ -48,7 +48,7 @@ class Saved:
 
     @property
     def path(self) -> str:
-        """The path of its folder."""
+        """The path of the checkpoint's folder."""
         return str(self.folder.of_number(self.number))
 
     def ranks_with(self, key: str) -> dict[int, dict[str, Any]]:
@@ -89,15 +89,9 @@ class Saved:
         if ranks[first]["rule"] != Rule.SHARD.value:
             return self.read(first, key)
         # Several ranks may have had the same shard, and one has written it.
-        writers = sorted(ranks, key=lambda rank: _number(ranks[rank], rank))
+        writers = sorted(ranks, key=lambda rank: int(ranks[rank]["number"]))
         parts = [self.read(rank, key) for rank in writers]
         return _split(ranks[first]).joined(np.concatenate(parts))
-
-
-def _number(described: Mapping[str, Any], rank: int) -> int:
-    """Returns the number of an item's shard; older manifests lack it."""
-    number: int = described.get("number", rank)
-    return number
 
 
 def _split(described: Mapping[str, Any]) -> Split:
@@ -113,12 +107,12 @@ def find(folder: Folder, resume: str) -> Saved | None:
     Collective. Each rank reads some of the parts.
 
     Args:
-        folder: The folder of all.
+        folder: The folder of all checkpoints.
         resume: "auto", "must" or "never".
 
     Raises:
-        RuntimeError: None is whole, although there are some; with "must" also
-            if there are none. It is raised on every rank.
+        RuntimeError: On every rank: there are checkpoints, and none is whole;
+            or there are none, and `resume` is "must".
     """
     if resume == "never":
         return None
@@ -210,8 +204,7 @@ def _writer_of_own(
         return None if ranks[rank]["rule"] == Rule.SHARD.value else rank
     now = item.describe(item.value())
     for rank, described in ranks.items():
-        then = {**described, "number": _number(described, rank)}
-        if all(then.get(n) == now.get(n) for n in _CUT):
+        if all(described.get(n) == now.get(n) for n in _CUT):
             return rank
     return None
 

@@ -46,9 +46,9 @@ def check() -> None:
     """Compares this environment with the one that tfring was built for.
 
     Raises:
-      ImportError: the op library is missing, or was built for another
-        TensorFlow, another MPI or another release series of it; or Keras is
-        of a release that tfring is not for.
+        ImportError: The op library is missing, or was built for another
+            TensorFlow, another MPI or another release series of it; or Keras is
+            of a release that tfring is not for.
     """
     build = _build_info()
     if build.TENSORFLOW_VERSION:  # tools/gpu_archive.py builds for none
@@ -65,8 +65,8 @@ def check_at_import() -> None:
     """Calls `check`; on failure `tfringrun` exits with the message alone.
 
     Raises:
-      ImportError: as `check`.
-      SystemExit: the same, in `tfringrun`.
+        ImportError: `check` raises it.
+        SystemExit: `check` raises an ImportError in `tfringrun`.
     """
     try:
         check()
@@ -99,7 +99,7 @@ def open_mpi(library: Path | str) -> ctypes.CDLL:
     """Opens libmpi, with tfring's settings for UCX.
 
     Raises:
-      OSError: there is no such library.
+        OSError: There is no such library.
     """
     with fabrics.settings_of_ucx(os.environ):
         return ctypes.CDLL(str(library))
@@ -163,7 +163,7 @@ def _check_keras(releases: _Releases, requirement: str) -> None:
 
 
 def _first_installed(*distributions: str) -> tuple[str, str]:
-    """Returns name and version of the first installed TensorFlow, or ""s."""
+    """Returns name and version of the first that is installed, or ""s."""
     for name in distributions:
         if (version := _installed_version(name)) is not None:
             return name, version

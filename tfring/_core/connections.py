@@ -82,7 +82,7 @@ class Connections:
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:
-        """See `Job.add_process_set`."""
+        """Starts the engine of a set, as `Job.add_process_set` does."""
         own = self.form.rank
         connect = _OfSet(self, f"set {process_set_id}", ranks)
         self._of_sets.append(connect)

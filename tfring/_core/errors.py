@@ -99,13 +99,26 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
         self.skip_sync = skip_sync
 
 
-def warn_all_ranks(warning: Warning, *, is_shown: bool) -> None:
+def warn_all_ranks(
+    kind: type[Warning],
+    text: str,
+    exception: str = "that is meant",
+    *,
+    is_shown: bool,
+) -> None:
     """Gives a warning on all ranks, which only one of them prints.
 
     Args:
-        warning: Raised on every rank if warnings of its class are errors.
+        kind: A public class of tfring. If its warnings are errors, every rank
+            raises the warning.
+        text: What is wrong, and the remedy.
+        exception: The condition under which the user may ignore the warning.
         is_shown: True on one rank.
     """
+    warning = kind(
+        f"tfring: {text} If {exception}, ignore this by "
+        f"warnings.simplefilter('ignore', tfring.{kind.__name__})."
+    )
     if is_shown:
         warnings.warn(warning, stacklevel=3)
         return

@@ -142,8 +142,9 @@ class Mesh:
     ) -> int | None:
         """Connects this worker with another one, which does not wait for it.
 
-        Like `connect`, but None if the peer has the higher rank, and has not
-        connected yet.
+        Returns:
+            The descriptor, as from `connect`; None if the peer has the higher
+            rank, and has not connected yet.
         """
         if rank < form.rank:
             return self.connect(form, channel, [rank, form.rank])[0]

@@ -34,10 +34,9 @@ _LOOK_SECONDS = 0.001
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    path: str  # rank 0's
+    path: str  # the file that rank 0 writes
     ranks: MPI.Intracomm | tcp_job.TcpJob  # the ranks of the present job
-    # Added to this rank's clock, it gives rank 0's.
-    offset_ns: int = 0
+    offset_ns: int = 0  # rank 0's clock minus this rank's
 
 
 _running: _Running | None = None
@@ -155,11 +154,6 @@ def _recorded() -> str:
     return text.decode()
 
 
-def is_recording() -> bool:
-    """Tells whether a timeline is being recorded."""
-    return _running is not None
-
-
 @runtime.after_shutdown
 def _stop_if_recording() -> None:
     global _running
@@ -167,7 +161,7 @@ def _stop_if_recording() -> None:
     if native.is_tcp_job() and leaves:
         # The other ranks continue, or the launcher ends them.
         _running = None
-    if is_recording():
+    if _running is not None:
         stop_timeline()
 
 

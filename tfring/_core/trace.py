@@ -38,7 +38,7 @@ class Recording:
     """The recording of one rank."""
 
     host: str
-    offset_ns: int  # added to its clock, gives rank 0's
+    offset_ns: int  # rank 0's clock minus the rank's
     dropped: int
     events: list[Event]
 

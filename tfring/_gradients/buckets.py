@@ -66,7 +66,8 @@ def cut_into_buckets(
     Args:
         tensors: The tensors, in the order they become ready.
         limit_bytes: The largest size of a bucket with several tensors.
-        first_limit_bytes: The same for the first bucket; default `limit_bytes`.
+        first_limit_bytes: The largest size of the first bucket; by default
+            `limit_bytes`.
         wire_dtype: Maps a tensor's dtype to the dtype it is sent in, which
             determines its bytes; default: the dtype itself.
 
@@ -107,7 +108,8 @@ def cut_by_groups(
         groups: The number of each tensor's group. Tensors of one group and one
             dtype share a bucket.
 
-    Returns: The same as `cut_into_buckets`.
+    Returns:
+        As `cut_into_buckets` does.
     """
     buckets: dict[tuple[int, tf.DType], list[int]] = {}
     for index, (tensor, group) in enumerate(zip(tensors, groups, strict=True)):

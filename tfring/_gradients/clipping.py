@@ -1,4 +1,4 @@
-"""clip_by_global_norm: one norm on all ranks, also with their own gradients."""
+"""clip_by_global_norm: one norm on all ranks, though some gradients differ."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ def _unless_first(
 
 
 def _keep_right(state: _State, right: tf.Tensor, is_finite: tf.Tensor) -> None:
-    """See Note [Rows of zeros]."""
+    """Keeps the right factor for the next step; see Note [Rows of zeros]."""
     is_new = is_finite & (_largest(right, axis=1) > 0)
     right = tf.where(is_new, _scaled(right, axis=1), state.right)
     state.right.assign(right, read_value=False)

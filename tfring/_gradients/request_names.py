@@ -26,7 +26,7 @@ _taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
 
 
 def request_names_of(
-    count: int, process_set: ProcessSet, name: str = "gradients"
+    count: int, process_set: ProcessSet, name: str
 ) -> Iterator[str]:
     """Yields names that are unique in this function; see the Note."""
     if tf.executing_eagerly():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 import numpy as np
 
 from tfring._core.process_sets import ProcessSet
+from tfring._ops.arguments import check_whole_number
 
 
 class Rounds:
@@ -31,8 +32,8 @@ class Rounds:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        _check_count(name, "every", self.every, 1)
-        _check_count(name, "start", self.start, 0)
+        check_whole_number(name, "every", self.every, 1)
+        check_whole_number(name, "start", self.start, 0)
         if not (
             self.within is None
             or self.within == "host"
@@ -233,14 +234,3 @@ def _ring(size: int, number: int) -> list[int]:
 
 
 _TOPOLOGIES = {"exponential": _exponential, "ring": _ring}
-
-
-def _check_count(name: str, argument: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"{name}: {argument} must be a number of updates, got {value!r}."
-        )
-    if value < least:
-        raise ValueError(
-            f"{name}: {argument} must be at least {least}, got {value}."
-        )

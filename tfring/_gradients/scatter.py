@@ -1,7 +1,7 @@
 """Reduces gradients into shares, and gathers weights from them.
 
 Communication overlaps with backpropagation as in tfring/_gradients/reducer.py,
-which reduces whole gradients. See Note [Shares] in shares.py.
+which reduces whole gradients. See Note [Shares] in cuts.py.
 
 Note [Two buckets in flight]: a rank keeps only its shares of the gradients
 (ZeRO-2). The start of a bucket waits until the bucket before the last one has
@@ -24,7 +24,8 @@ from tfring._gradients.local_variables import inner_variable
 from tfring._gradients.overlap import Backpropagation
 from tfring._gradients.reducer import count_call, made_dense
 from tfring._gradients.request_names import request_names_of
-from tfring._gradients.shares import Bucket, Layout, Share
+from tfring._gradients.share_buckets import Bucket
+from tfring._gradients.shares import Layout, Share
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_reduction

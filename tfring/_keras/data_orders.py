@@ -7,7 +7,7 @@ reading would fill its buffers, use up a generator, and change later orders.
 Note [Inputs of a dataset]: TensorFlow's public way to look into a dataset is
 its serialized graph, which has a copy of all arrays in it: 5 s for 400 MB, and
 an error above 2 GB. So this module reads the Python objects of a dataset, by
-attributes that TensorFlow 2.18 to 2.21 have. If one is missing, nothing is
+attributes that TensorFlow 2.18 to 2.22 have. If one is missing, nothing is
 found.
 """
 
@@ -123,14 +123,14 @@ def warn_of_different_orders(
         return
     name = unseeded[0] if unseeded else draws[0][0][0]
     how = "without a seed" if unseeded else "with another seed on each rank"
-    warning = DifferentOrdersWarning(
-        f"tfring: the dataset of fit has '{name}' {how} before Dataset.shard, "
+    warn_all_ranks(
+        DifferentOrdersWarning,
+        f"the dataset of fit has '{name}' {how} before Dataset.shard, "
         "so that some elements are on several ranks and others on none. Call "
         "shard first, or take tfring.data.shard(dataset, seed=...), which "
-        "shuffles alike on all ranks. If that is meant, ignore this by "
-        "warnings.simplefilter('ignore', tfring.DifferentOrdersWarning)."
+        "shuffles alike on all ranks.",
+        is_shown=own_rank == min(draws_of_rank),
     )
-    warn_all_ranks(warning, is_shown=own_rank == min(draws_of_rank))
 
 
 def _upstream(dataset: Any) -> Iterator[Any]:

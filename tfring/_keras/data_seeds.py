@@ -43,14 +43,14 @@ def warn_of_same_draws(
     alike = [ranks for ranks in groups if len(ranks) > 1]
     if not alike:
         return
-    warning = SameDrawsWarning(
-        f"tfring: the datasets of the ranks {alike[0]} draw the same random "
+    warn_all_ranks(
+        SameDrawsWarning,
+        f"the datasets of the ranks {alike[0]} draw the same random "
         "numbers in `map`, because they have the same seed. Call "
         "tf.random.set_seed(seed + tfring.rank()), or keras.utils."
-        "set_random_seed, before the dataset is made. If that is meant, ignore "
-        "this by warnings.simplefilter('ignore', tfring.SameDrawsWarning)."
+        "set_random_seed, before the dataset is made.",
+        is_shown=own_rank == min(seeds_of_rank),
     )
-    warn_all_ranks(warning, is_shown=own_rank == min(seeds_of_rank))
 
 
 def _functions_of(dataset: Any) -> Iterator[Any]:

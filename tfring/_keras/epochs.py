@@ -249,36 +249,20 @@ def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
             "continue from a place in the middle. Pass arrays, a "
             "keras.utils.PyDataset or a tf.data.Dataset."
         )
-    for name in ("validation_split", "steps_per_epoch"):
-        if given.get(name):
-            raise ValueError(
-                f"{function}: {name} is not taken with arrays or a PyDataset. "
-                + (
-                    "Split the data before, and pass validation_data."
-                    if name == "validation_split"
-                    else "Leave it out, or pass a tf.data.Dataset."
-                )
-            )
-    if given.get("sample_weight") is not None and given.get("y") is None:
-        raise ValueError(f"{function}: sample_weight needs y. Pass both.")
-    shuffle = given.get("shuffle", True)
-    if shuffle not in (True, False):
-        raise ValueError(
-            f"{function}: shuffle must be True or False, got {shuffle!r}."
-        )
-    seed = callback.seed if shuffle else None
+    _check_goes_with_arrays(given, function)
+    seed = callback.seed if given.get("shuffle", True) else None
     is_own = not callback.of_all_ranks
     if is_batches:
         source = sources.numbered(x, seed, function)
     else:
+        if given.get("validation_batch_size") is None:
+            given["validation_batch_size"] = given.get("batch_size")
         present = tuple(_as_array_tree(p) for p in parts if p is not None)
         batch_size = given.get("batch_size") or 32
         # With all ranks' rows the last ones may be too few to give each some.
         source = sources.arrays(
             present, batch_size, seed, function, keeps_last=is_own
         )
-    if given.get("validation_batch_size") is None and not is_batches:
-        given["validation_batch_size"] = given.get("batch_size")
     rank, size = (0, 1) if is_own else (runtime.rank(), runtime.size())
     callback.data = EpochData(source, rank, size)
     if not is_own and len(callback.data) == 0:
@@ -293,6 +277,25 @@ def _put_in_order(callback: LastInFit, given: dict[str, Any]) -> None:
         "batch_size": None,
         "shuffle": False,
     }
+
+
+def _check_goes_with_arrays(given: dict[str, Any], function: str) -> None:
+    for name, instead in (
+        ("validation_split", "Split the data, and pass validation_data."),
+        ("steps_per_epoch", "Leave it out, or pass a tf.data.Dataset."),
+    ):
+        if given.get(name):
+            raise ValueError(
+                f"{function}: {name} is not taken with arrays or a PyDataset. "
+                f"{instead}"
+            )
+    if given.get("sample_weight") is not None and given.get("y") is None:
+        raise ValueError(f"{function}: sample_weight needs y. Pass both.")
+    shuffle = given.get("shuffle", True)
+    if shuffle not in (True, False):
+        raise ValueError(
+            f"{function}: shuffle must be True or False, got {shuffle!r}."
+        )
 
 
 def _put_dataset(

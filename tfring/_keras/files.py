@@ -111,17 +111,13 @@ def create_nested_dict(
     **kwargs: Any,
 ) -> Any:
     """Makes `get_state_tree` return whole values."""
-    return keras_create(model, _as_whole(variables), *args, **kwargs)
-
-
-def _as_whole(variables: Sequence[Any]) -> list[Any]:
-    """Returns the variables, with whole values in place of shards."""
-    return [
+    whole = [
         variable
         if (shard := shard_of(variable)) is None
         else _WholeVariable(variable.path, shard.whole())
         for variable in variables
     ]
+    return keras_create(model, whole, *args, **kwargs)
 
 
 def assign_variable_values(

@@ -67,7 +67,7 @@ from tfring._memory.parameters import parameters_of
 from tfring._ops.gather_json import gather_by_rank
 from tfring._optim.rounds import optimizers_in_rounds
 from tfring._optim.running_fits import RunningFit, known_to_fit
-from tfring._state.kinds import are_in_a_round, rounds_among
+from tfring._state.kinds import open_rounds, rounds_among
 from tfring._state.model_state import local_variables_of
 from tfring._state.optimizers import distributed_optimizers
 from tfring._state.row_shards import has_tables
@@ -177,7 +177,7 @@ def _gather(
         "backups": backups(given),
         "needs averages": needs_averages(given),
         "looks at batches": any(map(looks_at_batches, given)),
-        "in a round": are_in_a_round(callback_list.model.variables),
+        "in a round": bool(open_rounds(callback_list.model.variables)),
         "seeds": seeds_of(data),
         "draws before shards": draws_before_shards(data, process_set.size()),
     }

@@ -39,7 +39,7 @@ class Hook(NamedTuple):
 
     Attributes:
         owner: The class or the module of Keras that has it.
-        function: Its name.
+        function: The name of the function.
         parameters: The names of its first parameters.
         purpose: The feature that needs it.
         added: The replacement, which gets Keras's function and its arguments.

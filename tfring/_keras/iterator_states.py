@@ -83,7 +83,7 @@ class FitIterator:
 
         Args:
             epochs: Keras's EpochIterator.
-            batches: Its iterator.
+            batches: The iterator of the epoch.
             count: How many of the iterator's batches were taken before.
             is_cut: True if it leaves out elements of a batch. Its state does
                 not fit the dataset of a later job, and is not saved.

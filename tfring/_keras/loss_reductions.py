@@ -40,12 +40,12 @@ def warn_of_reductions(model: Any) -> None:
         problem = _problem(loss, averages, size)
         if problem is None:
             continue
-        warning = LossReductionWarning(
-            f"tfring: the loss '{loss.name}' has reduction={loss.reduction!r}. "
-            f"{problem} If that is meant, ignore this by "
-            "warnings.simplefilter('ignore', tfring.LossReductionWarning)."
+        warn_all_ranks(
+            LossReductionWarning,
+            f"the loss '{loss.name}' has reduction={loss.reduction!r}. "
+            f"{problem}",
+            is_shown=runtime.rank() == 0,
         )
-        warn_all_ranks(warning, is_shown=runtime.rank() == 0)
 
 
 def _problem(loss: Any, averages: bool, size: int) -> str | None:

@@ -85,11 +85,6 @@ class RoundsInFit(keras.callbacks.Callback):
                     "validation_freq."
                 )
 
-    def begin(self) -> None:
-        """Called once all callbacks that may load weights were called."""
-        for each in rounds_among(self.model.variables):
-            each.begin_fit()
-
     def _show(self) -> None:
         self._shown.enter_context(shared_weights(self.model))
 
@@ -106,7 +101,8 @@ class EndOfCallbacks(keras.callbacks.Callback):
         self._rounds = rounds
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._rounds.begin()
+        for each in rounds_among(self._rounds.model.variables):
+            each.begin_fit()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._rounds.saves_in_batches:

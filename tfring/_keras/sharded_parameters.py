@@ -27,7 +27,7 @@ from tensorflow.python.eager import record
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet
-from tfring._gradients.shares import ranges_of
+from tfring._gradients.cuts import ranges_of
 from tfring._keras.memory_errors import with_remedy
 from tfring._memory.gathers import assign_share, whole_parameter
 from tfring._memory.parameters import (

@@ -176,7 +176,7 @@ def numbered(
 
 
 def _in_order(dataset: tf.data.Dataset) -> Source:
-    """A dataset of batches for all ranks, in the same order in each epoch."""
+    """Returns the batches of a dataset, in the same order in each epoch."""
     _check_order(dataset)
     count = _cardinality(dataset)
 
@@ -190,7 +190,7 @@ def _in_order(dataset: tf.data.Dataset) -> Source:
 
 
 def _made(make: Callable[..., Any], batch_size: int) -> Source:
-    """Datasets that a function makes."""
+    """Returns the batches of the datasets that a function makes."""
 
     def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
         dataset = make(epoch, taken)

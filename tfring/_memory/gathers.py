@@ -49,6 +49,7 @@ from tfring._memory.uses import (
     replace_behind,
 )
 from tfring._ops import chains
+from tfring._ops.arguments import own_name
 from tfring._ops.ordering import keep_done, traced_for_xla, unique_name
 from tfring._ops.reductions import ReduceOp
 
@@ -161,7 +162,7 @@ class _Gather:
         return self.wholes[0].dtype
 
     def is_known_to_tape(self) -> bool:
-        """See Note [Gathers and tapes]."""
+        """Tells whether it may be read; see Note [Gathers and tapes]."""
         return not record.could_possibly_record() or (
             record.should_record_backprop(self.wholes)
         )
@@ -202,7 +203,7 @@ class _Gathers:
     def check_not_read_in(
         self, bodies: Sequence[Any], share: ParameterShare
     ) -> None:
-        """See Note [Gathers outside of loops].
+        """Checks an assignment; see Note [Gathers outside of loops].
 
         Raises:
             NotImplementedError: The parameter is assigned in one of the bodies,
@@ -370,7 +371,8 @@ def _whole_tensors(
 def _sent(gradient: Any, share: ParameterShare, dtype: tf.DType) -> tf.Tensor:
     """Returns a whole gradient to send."""
     tensor = tf.convert_to_tensor(gradient)
-    # Its shape may be unknown if the size of the batch is.
+    # The trace may not know the shape of a gradient if it does not know the
+    # size of the batch.
     tensor.set_shape(share.shape)
     return tf.cast(tensor, dtype)
 
@@ -411,9 +413,7 @@ def _scatter(
     if replicas is not None:
         # Ranks of different sets take part, so the name must not contain this
         # set's name.
-        name = f"parameters/{group.name}/replicas"
-        if not tf.executing_eagerly():
-            name = unique_name(name, replicas)
+        name = own_name(f"parameters/{group.name}/replicas", replicas)
         started = chains.start_allreduce(
             own, request_name=name, process_set=replicas, **how
         )

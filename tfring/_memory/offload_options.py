@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core import native
+from tfring._ops.arguments import check_whole_number
 
 _POLICIES = ("all", "conv", "auto")
 
@@ -138,7 +139,7 @@ class Offload:
                 f"of a FeatureMap, got {self.policy!r}."
             )
         for name, least in (("min_bytes", 0), ("ahead", 1)):
-            _check_number(name, getattr(self, name), least)
+            check_whole_number("Offload", name, getattr(self, name), least)
         if (self.policy == "auto") != (self.budget_bytes is not None):
             raise ValueError(
                 'Offload: policy="auto" and budget_bytes go together, got '
@@ -146,7 +147,7 @@ class Offload:
                 f"{self.budget_bytes!r}."
             )
         if self.budget_bytes is not None:
-            _check_number("budget_bytes", self.budget_bytes, 1)
+            check_whole_number("Offload", "budget_bytes", self.budget_bytes, 1)
 
     def statistics(self) -> OffloadStatistics | None:
         """Returns the statistics of the last step with these options.
@@ -180,15 +181,3 @@ def checked_offload(function: str, offload: Any) -> Offload | None:
             f"{offload!r} of type {type(offload).__name__}."
         )
     return offload
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"Offload: {name} must be a whole number, got {value!r} of type "
-            f"{type(value).__name__}."
-        )
-    if value < least:
-        raise ValueError(
-            f"Offload: {name} must be at least {least}, got {value}."
-        )

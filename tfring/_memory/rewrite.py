@@ -127,7 +127,10 @@ class _Rewrite:
             )
 
     def _hold_forward_pass(self, handles: Sequence[tf.Tensor]) -> None:
-        """See Note [Order of copies] and Note [Sums in place]."""
+        """Makes the forward pass wait for copies.
+
+        See Note [Order of copies] and Note [Sums in place].
+        """
         ahead = self._offload.ahead
         for number, found in enumerate(self._moved):
             uses = feature_maps.forward_uses(self._schedule, found.tensor)
@@ -203,7 +206,10 @@ class _Rewrite:
             )
 
     def _end_of_line(self, operation: tf.Operation) -> tf.Operation | None:
-        """See Note [Where edges are] and Note [Sums in place]."""
+        """Returns the operation that a fetch waits for, or None.
+
+        See Note [Where edges are] and Note [Sums in place].
+        """
         while True:
             uses = {
                 user.name: user

@@ -67,7 +67,7 @@ class Schedule:
 
 
 def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """See Note [Edges that go forward]."""
+    """Returns the operations in order; see Note [Edges that go forward]."""
     stateful = stateful_types(operations)
     # The operation that each stateful one follows.
     before: dict[str, tf.Operation] = {}

@@ -134,12 +134,14 @@ def allreduce(
     assert total.numpy().tolist() == [tfring.size()] * 3
     ```
     """
-    if average is None and is_eager_tensor(tensor):
+    if (
+        average is None
+        and device_dense == device_sparse == ""
+        and is_eager_tensor(tensor)
+    ):
         request = _eager_request(
             tensor.dtype,
             process_set,
-            device_dense,
-            device_sparse,
             compression,
             op,
             prescale_factor,
@@ -179,8 +181,6 @@ def _nameless_request(
     job: int,
     dtype: tf.DType,
     process_set: ProcessSet,
-    device_dense: str,
-    device_sparse: str,
     compression: AnyCompressor,
     op: ReduceOp | None,
     prescale_factor: float,
@@ -201,8 +201,6 @@ def _nameless_request(
         prescale_factor = checked_factor("allreduce", prescale_factor)
         postscale_factor = checked_factor("allreduce", postscale_factor)
     except (TypeError, ValueError, NotImplementedError):
-        return None
-    if (device_dense, device_sparse) != ("", ""):
         return None
     if left is not Compression.none or dtype not in SUPPORTED_DTYPES:
         return None

@@ -136,6 +136,20 @@ def check_root_rank(
         )
 
 
+def check_whole_number(
+    function: str, argument: str, value: Any, least: int
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"{function}: {argument} must be a whole number, got {value!r} of "
+            f"type {type(value).__name__}."
+        )
+    if value < least:
+        raise ValueError(
+            f"{function}: {argument} must be at least {least}, got {value}."
+        )
+
+
 def checked_factor(function: str, value: Any) -> float:
     if type(value) is float:  # the usual case, without further checks
         return value

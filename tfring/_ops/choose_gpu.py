@@ -34,9 +34,9 @@ def choose_gpu() -> None:
     except RuntimeError:
         logging.warning(
             "tfring: TensorFlow has made its devices before tfring.init, so "
-            "this rank cannot take GPU %d for its own: it uses GPU 0, as do "
-            "the other ranks of this machine that do so. Call tfring.init() "
-            "before anything of TensorFlow's, or choose with "
+            "this rank cannot take GPU %d for its own. It uses GPU 0, and so "
+            "does every rank of this machine that has made them. Call "
+            "tfring.init() before anything of TensorFlow's, or choose with "
             "tf.config.set_visible_devices.",
             number,
         )

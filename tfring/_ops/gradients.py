@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, by_id
 from tfring._ops import chains
-from tfring._ops.ordering import unique_name
+from tfring._ops.arguments import own_name
 from tfring._ops.reductions import ReduceOp
 
 tf.no_gradient("TfringAllgatherStart")
@@ -205,11 +205,8 @@ def _gradient_name(op: Any) -> str:
     name = _text_attr(op, "request_name")
     if not name:
         return ""  # an eager gradient of an eager op
-    name += "/gradient"
-    if tf.executing_eagerly():
-        return name
     # A graph may hold more than one gradient of an op.
-    return unique_name(name, _process_set(op))
+    return own_name(f"{name}/gradient", _process_set(op))
 
 
 def _process_set(op: Any) -> ProcessSet:

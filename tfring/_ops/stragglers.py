@@ -69,7 +69,7 @@ class Verdict:
     """A rank that the others wait for.
 
     Attributes:
-        rank: Its number.
+        rank: The number of the rank.
         waits_for_input: True if its input delays it, False if its computation.
         text: The report, with figures.
     """

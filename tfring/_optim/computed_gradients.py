@@ -123,17 +123,9 @@ class ComputedGradients:
         kept = [i for i, each in enumerate(gradients) if each is not None]
         dense = [tf.convert_to_tensor(gradients[i]) for i in kept]
         if self.counter is None:
-            with tf.init_scope():
-                self.counter = _own_variable(
-                    tf.zeros([], tf.int64), "tfring/passes"
-                )
-                self._sums = [
-                    _own_variable(
-                        tf.zeros(variables[i].shape, gradients[i].dtype),
-                        f"tfring/sum_of_{name_of(variables[i], i)}",
-                    )
-                    for i in kept
-                ]
+            self._make_variables(
+                {i: (variables[i], gradients[i].dtype) for i in kept}
+            )
         with tf.control_dependencies(_check_initialized(self.counter)):
             before = self.counter.read_value()
             sums = [
@@ -168,6 +160,20 @@ class ComputedGradients:
         for i, each in zip(kept, found, strict=True):
             result[i] = each
         return result
+
+    def _make_variables(self, summed: dict[int, tuple[Any, tf.DType]]) -> None:
+        """Makes the counter, and a sum for each gradient by its number."""
+        with tf.init_scope():
+            self.counter = _own_variable(
+                tf.zeros([], tf.int64), "tfring/passes"
+            )
+            self._sums = [
+                _own_variable(
+                    tf.zeros(variable.shape, dtype),
+                    f"tfring/sum_of_{name_of(variable, i)}",
+                )
+                for i, (variable, dtype) in summed.items()
+            ]
 
 
 def _own_variable(value: Any, name: str) -> Any:

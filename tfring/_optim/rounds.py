@@ -22,10 +22,10 @@ from tfring._core.process_sets import is_alone
 from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.reducer import (
     each_index_once,
+    for_this_compiler,
     reduce_shared_gradients,
 )
 from tfring._gradients.rounds import Gossip
-from tfring._ops.ordering import traced_for_xla
 from tfring._optim.optimizer_class import Distributed
 from tfring._optim.running_fits import check_is_found
 from tfring._optim.sync_batch_norm import SyncBatchNormalization
@@ -165,9 +165,7 @@ class InRounds(Distributed):
                 "exchanges rows in every step, and sync is for ranks that "
                 "train apart. Leave one of the two out."
             )
-        options = self._tfring_options
-        if traced_for_xla():  # XLA has no tf.IndexedSlices.
-            options = dataclasses.replace(options, sparse_as_dense=True)
+        options = for_this_compiler(self._tfring_options)
         present = [
             i
             for i, grad in enumerate(grads)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tfring._state.kinds import rounds_among
-from tfring._state.round_state import Round
+from tfring._state.kinds import open_rounds
 
 
 @dataclasses.dataclass
@@ -43,13 +42,13 @@ def known_to_fit(model: Any) -> Iterator[RunningFit]:
     of the `fit` notices the round that it has left open.
     """
     fit = RunningFit(model)
-    open_before = set(_open_rounds(model))
+    open_before = set(open_rounds(model.variables))
     _fits.append(fit)
     try:
         yield fit
     finally:
         _fits.pop()
-    if not open_before.issuperset(_open_rounds(model)):
+    if not open_before.issuperset(open_rounds(model.variables)):
         raise RuntimeError(
             f"A step of the model '{model.name}' was by an optimizer in rounds "
             f"(sync=), {_NOT_FOUND}"
@@ -67,14 +66,6 @@ def check_is_found(optimizer: Any, variables: Sequence[Any]) -> None:
             f"The optimizer '{optimizer.name}' trains the model "
             f"'{fit.model.name}' in rounds (sync=), {_NOT_FOUND}"
         )
-
-
-def _open_rounds(model: Any) -> list[Round]:
-    return [
-        each
-        for each in rounds_among(model.variables)
-        if each.is_between_meetings()
-    ]
 
 
 def _fit_of(variables: Sequence[Any]) -> RunningFit | None:

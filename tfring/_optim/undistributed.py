@@ -23,9 +23,9 @@ def warn_not_distributed(
     if _warned:
         return
     _warned = True
-    warning = NotDistributedWarning(
-        f"tfring: {problem}, so that each of {runtime.size()} ranks trains a "
-        f"model of its own. {remedy} If that is meant, ignore this by "
-        "warnings.simplefilter('ignore', tfring.NotDistributedWarning)."
+    warn_all_ranks(
+        NotDistributedWarning,
+        f"{problem}, so that each of {runtime.size()} ranks trains a model of "
+        f"its own. {remedy}",
+        is_shown=runtime.rank() == 0,
     )
-    warn_all_ranks(warning, is_shown=runtime.rank() == 0)

@@ -97,7 +97,7 @@ def distributed(
     name: str | None,
     passes: int,
     average_passes: bool,
-    use_locking: bool = False,
+    use_locking: bool,
 ) -> Any:
     """Makes an optimizer average gradients.
 

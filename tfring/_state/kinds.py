@@ -94,21 +94,16 @@ def rounds_of(variable: Any) -> tuple[Any, ...]:
     return notes_on(variable).rounds
 
 
-def open_round_of(variable: Any) -> Any:
-    """Returns the round in which the ranks differ now, or None. Eager."""
-    open_rounds = (r for r in rounds_of(variable) if r.is_between_meetings())
-    return next(open_rounds, None)
-
-
 def rounds_among(variables: Iterable[Any]) -> list[Any]:
     """Returns the rounds that exchange any of the variables, each once."""
     found = (each for v in variables for each in rounds_of(v))
     return list(dict.fromkeys(found))
 
 
-def are_in_a_round(variables: Iterable[Any]) -> bool:
-    """Tells, eagerly, whether ranks differ in variables until they meet."""
-    return any(each.is_between_meetings() for each in rounds_among(variables))
+def open_rounds(variables: Iterable[Any]) -> list[Any]:
+    """Returns the rounds in which ranks differ in variables now. Eager."""
+    found = rounds_among(variables)
+    return [each for each in found if each.is_between_meetings()]
 
 
 def accumulators_by_optimizer(

@@ -32,6 +32,28 @@ def check_built(model: Any, caller: str) -> None:
         )
 
 
+def optimizer_for(caller: str, model: Any, optimizer: Any) -> Any:
+    """Returns the given optimizer of a built model, or the compiled one.
+
+    Raises:
+        ValueError: The model has not been built, or there is no optimizer.
+    """
+    check_built(model, caller)
+    optimizer = optimizer or getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ValueError(
+            f"{caller}: there is no optimizer. Pass one, or compile the model "
+            "with it."
+        )
+    return optimizer
+
+
+def forget_traces(model: Any) -> None:
+    """Makes Keras trace a model's functions again."""
+    for each in ("train", "test", "predict"):
+        setattr(model, f"{each}_function", None)
+
+
 def local_variables_of(model: Any) -> list[LocalVariables]:
     """Returns the local variables of each of the model's optimizers."""
     return [

@@ -25,7 +25,7 @@ def load_if_saved(outer: Any) -> None:
             warnings.warn(
                 "tfring: the file has the state of another outer optimizer "
                 f"({saved} variables) than this one, '{outer.name}' ({own} "
-                "variables), which begins anew. Weights and the inner "
+                "variables), which starts afresh. Weights and the inner "
                 "optimizer's state are loaded. For all of it, pass the sync= "
                 "of the training that has saved the file.",
                 stacklevel=2,

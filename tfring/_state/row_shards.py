@@ -17,7 +17,11 @@ from tfring._state.splits import Strided
 from tfring._state.weights import variable_name
 
 # Optimizers that update a variable by norms or products of all its elements.
-_NOT_BY_ELEMENT = ("Adafactor", "Lamb", "Muon")
+_NOT_BY_ELEMENT = (
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
 
 
 def shard_rows(variable: Any, count: int, rank: int, size: int) -> None:
@@ -49,15 +53,13 @@ def check_can_be_tracked(shard: Shard) -> None:
 
 def check_optimizer(optimizer: Any, variable: Any) -> None:
     path = variable_name(variable)
-    # older versions of Keras lack Muon
-    known = [getattr(keras.optimizers, name, ()) for name in _NOT_BY_ELEMENT]
-    if any(isinstance(optimizer, each) for each in known):
+    if isinstance(optimizer, _NOT_BY_ELEMENT):
         raise NotImplementedError(
             f"The optimizer '{optimizer.name}' updates a variable by norms of "
             f"all of it, and a rank has some rows of '{path}', a "
             "ShardedEmbedding's table. Take one that updates element by "
             "element, such as Adam, Adagrad or SGD, instead of "
-            f"{', '.join(_NOT_BY_ELEMENT)}."
+            f"{', '.join(kind.__name__ for kind in _NOT_BY_ELEMENT)}."
         )
     for clips in ("clipnorm", "global_clipnorm"):
         if getattr(optimizer, clips, None):

@@ -177,10 +177,6 @@ class Shard:
         """Whether a context of `gathered` is open."""
         return bool(self._gathered)
 
-    def loaded(self) -> np.ndarray | None:
-        """Returns the whole value that was loaded, if this rank keeps it."""
-        return None if self._loaded is None else self._loaded.read()
-
     @property
     def keeps_loaded(self) -> bool:
         """Whether this rank keeps the whole value that it has loaded."""
@@ -210,7 +206,8 @@ class Shard:
     def _known(self) -> _Gathered:
         each: _Gathered
         for each in reversed(self._gathered):
-            if each.is_known and not self._has_changed(each):
+            # Training may have gone on in the context.
+            if each.is_known and each.state == self.state():
                 return each
         raise RuntimeError(
             f"{self.description}: this rank has 1/{self.size} of the values, "
@@ -229,17 +226,11 @@ class Shard:
             return f"'{path}' has some rows of a ShardedEmbedding's table"
         return f"The parameter '{path}' is sharded (tfring.shard_parameters)"
 
-    def _has_changed(self, gathered: _Gathered) -> bool:
-        """Tells whether training has gone on in the context."""
-        return gathered.state != self.state()
-
     def state(self) -> tuple[int, str]:
         """Returns a value that changes if this shard is trained or assigned."""
-        return self._steps(), fingerprint(self.variable)
-
-    def _steps(self) -> int:
         optimizer = self.optimizer
-        return 0 if optimizer is None else int(optimizer._iterations)
+        steps = 0 if optimizer is None else int(optimizer._iterations)
+        return steps, fingerprint(self.variable)
 
     def _why_not_whole(self) -> str:
         if not self._gathered:
@@ -301,7 +292,8 @@ class Shard:
         own = tf.convert_to_tensor(self.variable)[:0]
         splits = np.zeros(len(self.numbers), np.int64)
         if runtime.rank() == root_rank:
-            whole = self.loaded()
+            assert self._loaded is not None
+            whole = self._loaded.read()
             shards = [self.split.shard_of(whole, n) for n in self.numbers]
             splits[:] = [len(shard) for shard in shards]
             own = tf.constant(np.concatenate(shards), own.dtype)

@@ -20,7 +20,7 @@ from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import inner_variable
 from tfring._ops.autograph import not_converted
 from tfring._ops.gather_json import gather_by_rank, gather_json
-from tfring._state.kinds import open_round_of
+from tfring._state.kinds import open_rounds
 from tfring._state.records import notes_on, record_of
 
 # The number of 8-byte words in a block. Sums over the words of a block, and
@@ -32,9 +32,8 @@ _Key = tuple[int, int | None]
 
 def fingerprint(variable: Any) -> str:
     """Returns the fingerprint of a variable; any changed bit changes it."""
-    in_round = open_round_of(variable)
-    if in_round is not None:
-        variable = in_round.common_value(variable)
+    if in_rounds := open_rounds([variable]):
+        variable = in_rounds[0].common_value(variable)
         if variable is None:
             return ""
     array = np.asarray(tf.convert_to_tensor(variable))  # without a copy
@@ -177,15 +176,15 @@ def warn_if_not_broadcast(
         )
     if difference is None:
         return
-    warning = NotBroadcastWarning(
-        "tfring: before the first update the ranks have different weights. "
+    warn_all_ranks(
+        NotBroadcastWarning,
+        "before the first update the ranks have different weights. "
         f"{difference} Averaged gradients keep them as far apart. Call "
         "tfring.broadcast_variables(variables, root_rank=0) first, for the "
-        "optimizer's too. Where that is done right after the first step, "
-        "as Horovod's examples do, ignore this by warnings.simplefilter("
-        "'ignore', tfring.NotBroadcastWarning)."
+        "optimizer's too.",
+        "that is done right after the first step, as Horovod's examples do",
+        is_shown=process_set.rank() == 0,
     )
-    warn_all_ranks(warning, is_shown=process_set.rank() == 0)
 
 
 def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:

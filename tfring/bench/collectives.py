@@ -52,7 +52,12 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
     do nothing, because the cost of a call is no part of the collective.
     """
     x = tf.constant(problem.mine)
-    operation = _operation(problem.kind)
+    kind = KINDS[problem.kind]
+    options = {"op": tfring.Sum} if kind.reduces else {}
+    # A partial function costs less than a function of Python.
+    operation = functools.partial(
+        getattr(tfring, problem.kind), **options, **kind.arguments
+    )
 
     # A `tf.function` of a partial would check all of its arguments.
     def traced(x: tf.Tensor) -> Any:
@@ -72,7 +77,7 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
         function = tf.function(traced)
         add("tfring function", lambda: function(x), problem.expected)
         result.append(empty_function(x, problem.mine))
-    if "jit" in modes and KINDS[problem.kind].with_jit:
+    if "jit" in modes and kind.with_jit:
         compiled = tf.function(traced, jit_compile=True)
         add("tfring jit", lambda: compiled(x), problem.expected)
     if "inplace" in modes and problem.kind == "allreduce":
@@ -132,11 +137,3 @@ class InPlace(Contestant):
     def seconds(self, calls: int) -> float:
         inside = sum(float(self.call()[1]) for _ in range(calls))
         return inside / calls / self._CHAIN
-
-
-def _operation(kind: str) -> Callable[[tf.Tensor], Any]:
-    options = {"op": tfring.Sum} if KINDS[kind].reduces else {}
-    # A partial function costs less than a function of Python.
-    return functools.partial(
-        getattr(tfring, kind), **options, **KINDS[kind].arguments
-    )

@@ -20,7 +20,7 @@ import numpy as np
 
 import tfring
 from tfring._core import monitor
-from tfring.bench.statistics import Row, Spread
+from tfring.bench.statistics import Costs, Row
 
 # The length of a contestant's turn in a round, if one call takes less.
 _TURN_SECONDS = 0.05
@@ -97,12 +97,34 @@ def expect(result: Any, expected: Any, relative: float = 0) -> None:
 
 @dataclasses.dataclass
 class _Rounds:
+    """A contestant that is warm, and what its turns have taken."""
+
     contestant: Contestant
     calls: int
     added_bytes: int | None
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    cpu_seconds: list[float] = dataclasses.field(default_factory=list)
-    sent_bytes: list[float] = dataclasses.field(default_factory=list)
+    # For each turn the costs of an operation, by rank.
+    turns: list[list[Costs]] = dataclasses.field(default_factory=list)
+
+    def take_turn(self) -> None:
+        tfring.barrier()
+        cpu_before, sent_before = cpu_seconds(), sent_bytes()
+        seconds = self.contestant.seconds(self.calls)
+        operations = self.calls * self.contestant.operations_per_call
+        cpu = (cpu_seconds() - cpu_before) / operations
+        sent = (sent_bytes() - sent_before) / operations
+        self.turns.append(_gathered((seconds, cpu, sent)))
+
+    def row(self, case: str, count_bytes: int, bus_factor: float) -> Row:
+        name, moves_bytes = self.contestant.name, self.contestant.moves_bytes
+        row = Row.of_turns(
+            case, count_bytes, name, self.turns, added_bytes=self.added_bytes
+        )
+        bandwidth = count_bytes * moves_bytes / row.seconds.median
+        return dataclasses.replace(
+            row,
+            algorithm_bandwidth=bandwidth,
+            bus_bandwidth=bandwidth * bus_factor,
+        )
 
 
 def measure(
@@ -128,55 +150,38 @@ def measure(
     Raises:
         RuntimeError: A contestant's result is wrong on some rank.
     """
-    taken = []
-    for contestant in contestants:
-        _give_free_memory_back()
-        before = _memory_bytes("VmRSS")
-        start = time.perf_counter()
-        _check(contestant, case)
-        taken_by_check = max(_gathered(time.perf_counter() - start))
-        is_long = taken_by_check > _LONG_CALL_SECONDS
-        warm_up_calls = 1 if is_long else _WARM_UP_CALLS
-        added_bytes = _added_bytes(contestant, before, warm_up_calls)
-        # The contestant is warm by now.
-        once = max(_gathered(contestant.seconds(warm_up_calls)))
-        calls = round(_TURN_SECONDS / max(once, _TURN_SECONDS / _MOST_CALLS))
-        calls = max(1, calls)
-        taken.append(_Rounds(contestant, calls, added_bytes))
+    warm = [_warmed_up(contestant, case) for contestant in contestants]
     for _ in range(rounds):
-        for turn in taken:
-            tfring.barrier()
-            cpu_before, sent_before = cpu_seconds(), sent_bytes()
-            seconds = turn.contestant.seconds(turn.calls)
-            operations = turn.calls * turn.contestant.operations_per_call
-            cpu = (cpu_seconds() - cpu_before) / operations
-            sent = (sent_bytes() - sent_before) / operations
-            of_ranks = _gathered((seconds, cpu, sent))
-            turn.seconds.append(max(wall for wall, _, _ in of_ranks))
-            turn.cpu_seconds.append(
-                sum(cpu for _, cpu, _ in of_ranks) / len(of_ranks)
-            )
-            turn.sent_bytes.append(max(sent for _, _, sent in of_ranks))
+        for each in warm:
+            each.take_turn()
         progress()
-    rows = []
-    for turn in taken:
-        spread = Spread.of(turn.seconds)
-        moved_bytes = count_bytes if turn.contestant.moves_bytes else 0
-        bandwidth = moved_bytes / spread.median
-        rows.append(
-            Row(
-                case,
-                count_bytes,
-                turn.contestant.name,
-                spread,
-                Spread.of(turn.cpu_seconds).median,
-                bandwidth,
-                bandwidth * bus_factor,
-                Spread.of(turn.sent_bytes).median,
-                turn.added_bytes,
-            )
-        )
-    return rows
+    return [each.row(case, count_bytes, bus_factor) for each in warm]
+
+
+def _warmed_up(contestant: Contestant, case: str) -> _Rounds:
+    """Checks a contestant, and finds how many calls fill a turn."""
+    _give_free_memory_back()
+    before = memory_bytes("VmRSS")
+    start = time.perf_counter()
+    _check(contestant, case)
+    taken_by_check = max(_gathered(time.perf_counter() - start))
+    is_long = taken_by_check > _LONG_CALL_SECONDS
+    warm_up_calls = 1 if is_long else _WARM_UP_CALLS
+    added_bytes = _added_bytes(contestant, before, warm_up_calls)
+    # The contestant is warm by now.
+    once = max(_gathered(contestant.seconds(warm_up_calls)))
+    calls = round(_TURN_SECONDS / max(once, _TURN_SECONDS / _MOST_CALLS))
+    return _Rounds(contestant, max(1, calls), added_bytes)
+
+
+def costs_of(work: Callable[[], Any], count: int) -> Costs:
+    """Calls `work`, and returns what a call costs this rank."""
+    sent, cpu, start = sent_bytes(), cpu_seconds(), time.perf_counter()
+    for _ in range(count):
+        work()
+    seconds = time.perf_counter() - start
+    cpu, sent = cpu_seconds() - cpu, sent_bytes() - sent
+    return seconds / count, cpu / count, sent / count
 
 
 def cpu_seconds() -> float:
@@ -222,7 +227,7 @@ def _added_bytes(contestant: Contestant, before: int, calls: int) -> int | None:
     except OSError:  # not on Linux, or not permitted
         is_reset = False
     contestant.seconds(calls)
-    added = _memory_bytes("VmHWM") - before
+    added = memory_bytes("VmHWM") - before
     of_ranks = _gathered(added if is_reset else None)
     return None if None in of_ranks else max(0, *of_ranks)
 
@@ -235,7 +240,7 @@ def _give_free_memory_back() -> None:
         malloc_trim(0)
 
 
-def _memory_bytes(field: str) -> int:
+def memory_bytes(field: str) -> int:
     """Returns VmRSS (memory in use) or VmHWM (its peak); 0 without Linux."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
+from typing import Any
+
+# Seconds, CPU seconds and sent bytes of a call.
+Costs = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,35 @@ class Row:
     # call, including the result, on the rank with the most. Buffers that are
     # kept count for the contestant that needs them first. None if unknown.
     added_bytes: int | None = None
+
+    @classmethod
+    def of_turns(
+        cls,
+        case: str,
+        count_bytes: int,
+        who: str,
+        turns: Sequence[Sequence[Costs]],
+        **others: Any,
+    ) -> Row:
+        """Sums up a contestant's turns, each with the costs on every rank."""
+        return cls(
+            case,
+            count_bytes,
+            who,
+            Spread.of(seconds_of(turns)),
+            statistics.median(
+                statistics.mean(cpu for _, cpu, _ in turn) for turn in turns
+            ),
+            sent_bytes=statistics.median(
+                max(sent for _, _, sent in turn) for turn in turns
+            ),
+            **others,
+        )
+
+
+def seconds_of(turns: Sequence[Sequence[Costs]]) -> list[float]:
+    """Returns the seconds of each turn's slowest rank."""
+    return [max(seconds for seconds, _, _ in turn) for turn in turns]
 
 
 def format_seconds(seconds: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from tfring._checkpoint.files import Files
 from tfring._core import runtime
 
 
@@ -97,18 +97,10 @@ def _save_whole(model: keras.Model, path: Path) -> None:
         model.save(new)
         if path.exists():
             shutil.copymode(path, new)
-        _sync(new)
+        files = Files()
+        files.sync(new)
         new.replace(path)
         with contextlib.suppress(OSError):  # not possible on every file system
-            _sync(path.parent)
+            files.sync(path.parent)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the entries of a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,8 @@ from tfring._checkpoint.restoring import Saved, restore_callbacks
 from tfring._checkpoint.saver import SavingCallback, Settings
 from tfring._core import runtime
 from tfring._keras.epochs import start_at
-from tfring._state.kinds import are_in_a_round, rounds_among
+from tfring._state.kinds import open_rounds, rounds_among
+from tfring._state.model_state import check_built
 from tfring.callbacks.broadcast import BroadcastGlobalVariablesCallback
 
 
@@ -148,12 +149,7 @@ class Checkpoint(SavingCallback):
                     "which restores another state. Leave one of the two out."
                 )
         model = self.model
-        if not model.built:
-            raise ValueError(
-                "Checkpoint: the model must be built before fit, so that its "
-                "state can be restored. Give it an Input, or call "
-                "model.build(input_shape)."
-            )
+        check_built(model, "Checkpoint")
         optimizers = built_optimizers(model)
         self._saved = self._saver.find()
         if self._saved is not None:
@@ -217,7 +213,7 @@ class Checkpoint(SavingCallback):
         is_last = self._place.batch == self.params.get("steps")
         self._saver.end_step(
             self._save,
-            may_save=not is_last and not are_in_a_round(self.model.variables),
+            may_save=not is_last and not open_rounds(self.model.variables),
         )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -227,7 +223,7 @@ class Checkpoint(SavingCallback):
         self._place.end_epoch(next_epoch)
         self._saver.end_step(
             self._save,
-            may_save=not are_in_a_round(self.model.variables),
+            may_save=not open_rounds(self.model.variables),
             is_last=True,
         )
 

@@ -156,7 +156,7 @@ def tf_data_service(
                 if path.exists():
                     raise RuntimeError(
                         f"tf_data_service: {path} exists, and the workers know "
-                        "no other dispatcher. Start the compute job anew."
+                        "no other dispatcher. Start the compute job again."
                     )
                 _write(path, _start_dispatcher(servers))
             address = _wait_for(path, config)

@@ -101,6 +101,42 @@ def shard(
     assert mine.cardinality() == 20
     ```
     """
+    _check_arguments(dataset, remainder, skip)
+    cardinality = int(dataset.cardinality())
+    order = {
+        "draws": draws_of(dataset),
+        "unordered": unordered_operations(dataset),
+        "first elements": first_elements(dataset),
+    }
+    if seed is not None:
+        buffer_size = _checked_buffer_size(buffer_size, cardinality)
+        dataset = _shuffle(dataset, buffer_size, seed)
+    arguments = {
+        "cardinality": {
+            tf.data.INFINITE_CARDINALITY: "infinite",
+            tf.data.UNKNOWN_CARDINALITY: "unknown",
+        }.get(cardinality, cardinality),
+        "seed": seed if seed is None else int(seed),
+        "remainder": remainder,
+        "buffer_size": buffer_size,
+        "skip": int(skip),
+    }
+    orders = gather_same("shard", arguments, order)
+    if len(orders) > 1:
+        _check_orders(orders)
+    problem = ""
+    if skip > 0:
+        dataset = dataset.skip(skip)
+        if cardinality >= 0:
+            cardinality = max(cardinality - skip, 0)
+        problem = "tfring.data.shard has a skip"
+    elif remainder == "keep":
+        problem = "remainder='keep' gives ranks different numbers of elements"
+    mine = _part(dataset, cardinality, remainder)
+    return mark_shared(mine, problem)
+
+
+def _check_arguments(dataset: Any, remainder: str, skip: int) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
             "shard was called while tracing a tf.function. Call it eagerly, "
@@ -119,36 +155,6 @@ def shard(
         )
     if skip < 0:
         raise ValueError(f"shard: skip must not be negative, got {skip}.")
-    cardinality = int(dataset.cardinality())
-    order = {
-        "draws": draws_of(dataset),
-        "unordered": unordered_operations(dataset),
-        "first elements": first_elements(dataset),
-    }
-    if seed is not None:
-        buffer_size = _checked_buffer_size(buffer_size, cardinality)
-        dataset = _shuffle(dataset, buffer_size, seed)
-    arguments = {
-        "cardinality": _cardinality_name(cardinality),
-        "seed": seed if seed is None else int(seed),
-        "remainder": remainder,
-        "buffer_size": buffer_size,
-        "skip": int(skip),
-    }
-    orders = gather_same("shard", arguments, order)
-    if len(orders) > 1:
-        _check_orders(orders)
-    if skip > 0:
-        dataset = dataset.skip(skip)
-        if cardinality >= 0:
-            cardinality = max(cardinality - skip, 0)
-    problem = ""
-    if skip > 0:
-        problem = "tfring.data.shard has a skip"
-    elif remainder == "keep":
-        problem = "remainder='keep' gives ranks different numbers of elements"
-    mine = _part(dataset, cardinality, remainder)
-    return mark_shared(mine, problem)
 
 
 def _part(
@@ -244,13 +250,6 @@ def _one_of_each(
     return windows.flat_map(own).map(element_of)
 
 
-def _cardinality_name(cardinality: int) -> str | int:
-    return {
-        tf.data.INFINITE_CARDINALITY: "infinite",
-        tf.data.UNKNOWN_CARDINALITY: "unknown",
-    }.get(cardinality, cardinality)
-
-
 def gather_same(
     function: str, arguments: dict[str, Any], more: Any = None
 ) -> list[Any]:
@@ -309,10 +308,10 @@ def _check_orders(of_rank: Sequence[dict[str, Any]]) -> None:
         if each["first elements"] != of_rank[0]["first elements"]
     ][:1]
     for problem in problems:
-        warning = DifferentOrdersWarning(
-            "tfring: shard takes a dataset in the same order on every rank; "
-            f"otherwise {effect}. Here {problem} If the order is the same, "
-            "ignore this by warnings.simplefilter('ignore', "
-            "tfring.DifferentOrdersWarning)."
+        warn_all_ranks(
+            DifferentOrdersWarning,
+            "shard takes a dataset in the same order on every rank; otherwise "
+            f"{effect}. Here {problem}",
+            "the order is the same",
+            is_shown=runtime.rank() == 0,
         )
-        warn_all_ranks(warning, is_shown=runtime.rank() == 0)

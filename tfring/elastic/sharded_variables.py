@@ -103,16 +103,14 @@ class ShardedVariables:
         Raises:
             LostStateError: Some shards are lost. It is raised on every rank.
         """
-        found = FoundCopies(copies, self.shards())
-        parameters = self.parameters()
-        for number, (parameter, shard) in enumerate(
-            zip(parameters, self.shards(), strict=False)
-        ):
-            parameter.cut_for_ranks(found.whole(number, shard))
+        shards, parameters = self.shards(), self.parameters()
+        found = FoundCopies(copies, shards)
+        for number, parameter in enumerate(parameters):
+            parameter.cut_for_ranks(found.whole(number, shards[number]))
         self._cut_optimizers()
-        for number, shard in enumerate(self.shards()):
-            if number >= len(parameters):
-                shard.take(found.whole(number, shard))
+        count = len(parameters)
+        for number, shard in enumerate(self.shards()[count:], start=count):
+            shard.take(found.whole(number, shard))
 
     def begin_again(self) -> None:
         """Cuts initial states for changed ranks, before any commit. Collective.

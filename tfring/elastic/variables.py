@@ -13,12 +13,12 @@ from tfring._ops.gather_json import gather_json
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._state.broadcast_variables import broadcast_variables
-from tfring._state.kinds import are_in_a_round, rounds_among
+from tfring._state.kinds import open_rounds, rounds_among
 from tfring._state.model_state import (
-    check_built,
+    forget_traces,
     local_variables_of,
+    optimizer_for,
     shared_variables,
-    without_metrics,
 )
 from tfring._state.optimizers import optimizers_of
 from tfring._state.round_state import assign_all
@@ -45,8 +45,6 @@ _VARIABLES, _ROUNDS = "variables", "state of rounds"
 _COPIES, _NUMBER = "copies of shards", "number of the commit"
 # The number of the state before its first commit.
 _NO_COMMIT = 0
-# The functions that Keras traces.
-_FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 class TensorFlowState(ObjectState):
@@ -130,7 +128,7 @@ class TensorFlowState(ObjectState):
         super()._assign(snapshot)
 
     def _is_in_a_round(self) -> bool:
-        return are_in_a_round(self.variables)
+        return bool(open_rounds(self.variables))
 
     def _share_values(self) -> None:
         if self.session is None:
@@ -195,16 +193,10 @@ class TensorFlowKerasState(ObjectState):
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        check_built(model, name)
         self.model = model
+        self.optimizer = optimizer_for(name, model, optimizer)
         self.backend = backend
         self._same_seeds = same_seeds
-        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is None:
-            raise ValueError(
-                f"{name}: there is no optimizer. Pass one, or compile the "
-                "model with it."
-            )
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         _check_no_rows(
@@ -278,11 +270,11 @@ class TensorFlowKerasState(ObjectState):
         super()._assign(snapshot)
 
     def _is_in_a_round(self) -> bool:
-        return are_in_a_round(self.model.variables)
+        return bool(open_rounds(self.model.variables))
 
     def _shared_variables(self) -> list[Any]:
         return shared_variables(
-            [*without_metrics(self.model), *self.optimizer.variables],
+            self._sharded.all_variables(),
             local_variables_of(self.optimizer),
         )
 
@@ -297,7 +289,7 @@ class TensorFlowKerasState(ObjectState):
 
     def reset(self) -> None:
         if not self.traces_hold():
-            self._forget_traces()
+            forget_traces(self.model)
         self._traced_at = runtime.job().topology
         if self._sharded.exist:
             self._share_out_again()
@@ -335,12 +327,8 @@ class TensorFlowKerasState(ObjectState):
         super().sync()
         if self._sharded.choose_ranks():  # at the first start
             self._put_together(has_commit=True)
-            self._forget_traces()
+            forget_traces(self.model)
             self._keep(self._snapshot())
-
-    def _forget_traces(self) -> None:
-        for function in _FUNCTIONS:
-            setattr(self.model, function, None)
 
     def traces_hold(self) -> bool:
         """Tells whether the model's traced functions are valid in this job."""

@@ -115,21 +115,25 @@ class Rendezvous:
     def _start(self, order: Mapping[str, Any]) -> None:
         reader, writer = os.pipe()
         self._outcome = os.fdopen(reader)
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tfring.launcher.placed_job"),
-                str(writer),
-            ],
-            env=child_environment(),
-            pass_fds=[writer, order["listener"]],
-            # The end of its stdin tells the launcher that this process is gone.
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # An interrupt reaches the launcher once: from this process.
-            start_new_session=True,
-        )
-        os.close(writer)
+        module = "tfring.launcher.placed_job"
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(writer)],
+                env=child_environment(),
+                pass_fds=[writer, order["listener"]],
+                # The end of its stdin tells the launcher that this process is
+                # gone.
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # An interrupt reaches the launcher once: from this process.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._outcome.close()
+            raise
+        finally:
+            os.close(writer)
         # If the launcher has ended already, `follow` finds no outcome.
         orders.write(self._process, order)
 

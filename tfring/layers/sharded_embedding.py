@@ -206,12 +206,10 @@ class ShardedEmbedding(keras.layers.Layer):
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
-        # Older versions of Keras lack the argument.
-        ragged = {"ragged": True} if getattr(inputs, "ragged", False) else {}
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape),
             dtype=self.compute_dtype,
-            **ragged,
+            ragged=inputs.ragged,
         )
 
     def table(self) -> np.ndarray:

@@ -131,11 +131,7 @@ def evaluate(
     except Exception as raised:  # the other ranks wait
         error = raised
     everyones = gather_by_rank(
-        {
-            "error": as_text(error),
-            "metrics": kinds,
-            "strange": strange,
-        },
+        {"error": as_text(error), "metrics": kinds, "strange": strange},
         name="evaluate/begin",
         process_set=process_set,
     )
@@ -144,30 +140,7 @@ def evaluate(
     )
     root, metrics = _checked(everyones, merge)
     merged = _merged(state, metrics, process_set)
-    results, problem = None, None
-    if runtime.rank() == root:
-        set_state(model, merged)
-        try:
-            results = {
-                name: float_or_array(value)
-                for name, value in model.get_metrics_result().items()
-            }
-        except Exception as raised:  # a metric's code may raise anything
-            problem = as_text(raised)
-        set_state(model, state)
-    # Take one rank's results, because a rank without data may have metrics
-    # without variables.
-    results, problem = broadcast_object(
-        (results, problem),
-        root,
-        name="evaluate/results",
-        process_set=process_set,
-    )
-    if problem is not None:
-        raise ValueError(
-            f"{_FUNCTION}: no results from the states of all ranks: {problem}"
-        )
-    return dict(results)
+    return _results(model, state, merged, root, process_set)
 
 
 def _checked_merge(
@@ -281,3 +254,39 @@ def _merged(state: State, metrics: list[Any], process_set: ProcessSet) -> State:
         for i, part in zip(of_op, parts, strict=True):
             merged[i] = part
     return merged
+
+
+def _results(
+    model: Any,
+    own: State,
+    merged: State,
+    root: int,
+    process_set: ProcessSet,
+) -> dict[str, Any]:
+    """Returns the results of the merged states. Collective.
+
+    All ranks take those of `root`, because a rank without data may have metrics
+    without variables. Its model keeps its `own` state.
+    """
+    results, problem = None, None
+    if runtime.rank() == root:
+        set_state(model, merged)
+        try:
+            results = {
+                name: float_or_array(value)
+                for name, value in model.get_metrics_result().items()
+            }
+        except Exception as raised:  # a metric's code may raise anything
+            problem = as_text(raised)
+        set_state(model, own)
+    results, problem = broadcast_object(
+        (results, problem),
+        root,
+        name="evaluate/results",
+        process_set=process_set,
+    )
+    if problem is not None:
+        raise ValueError(
+            f"{_FUNCTION}: no results from the states of all ranks: {problem}"
+        )
+    return dict(results)

@@ -116,16 +116,7 @@ def predict(
         leaves = [np.empty((0, *shape), dtype) for dtype, shape in kinds]
     else:
         leaves = keras.tree.flatten(outputs)
-    gathered = grouped_allgather(
-        [tf.constant(leaf) for leaf in leaves],
-        name="predict/rows",
-        process_set=process_set,
-    )
-    results = []
-    for rows in gathered:
-        whole = np.empty(rows.shape, rows.dtype.as_numpy_dtype)
-        whole[places] = rows.numpy()
-        results.append(whole)
+    results = _gathered(leaves, places, process_set)
     return keras.tree.pack_sequence_as(structure, results)
 
 
@@ -196,3 +187,20 @@ def _places(counts: list[int], order: str) -> Any:
             "if each rank has a contiguous part."
         )
     return places
+
+
+def _gathered(
+    leaves: list[Any], places: Any, process_set: ProcessSet
+) -> list[Any]:
+    """Returns the rows of all ranks, each at its place. Collective."""
+    gathered = grouped_allgather(
+        [tf.constant(leaf) for leaf in leaves],
+        name="predict/rows",
+        process_set=process_set,
+    )
+    results = []
+    for rows in gathered:
+        whole = np.empty(rows.shape, rows.dtype.as_numpy_dtype)
+        whole[places] = rows.numpy()
+        results.append(whole)
+    return results

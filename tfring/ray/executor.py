@@ -338,7 +338,7 @@ class RayExecutor:
             for call in as_completed(calls, _RETURN_SECONDS):
                 if call.exception() is None:
                     returned.append(call.result())
-                # Further actors may wait for a place for ever.
+                # Further actors may never get a place.
                 if len(returned) >= len(outcome.ranks):
                     break
         return results(returned, outcome)

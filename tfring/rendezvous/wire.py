@@ -186,7 +186,6 @@ class Listener:
         self._sock = host
         self._sock.setblocking(False)
         self.address: Address = self._sock.getsockname()[:2]
-        self.refused = 0  # how many connections were closed
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)
         # A descriptor in reserve: when none is left, closing it allows to
@@ -262,7 +261,6 @@ class Listener:
         self._spare.close()
         with contextlib.suppress(OSError):
             sock, _ = self._sock.accept()
-            self.refused += 1
             with sock:
                 sock.send(NO_DESCRIPTORS)
         with contextlib.suppress(OSError):
@@ -311,7 +309,6 @@ class Listener:
                 # the word.
                 sock.recv(1 << 16)
         sock.close()
-        self.refused += 1
 
 
 def encoded(message: dict[str, Any]) -> bytes:

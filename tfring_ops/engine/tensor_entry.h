@@ -69,7 +69,7 @@ Range RowsOfRank(const TensorInfo& tensor, int rank, int size);
 // The elements that `rank` has of a `tensor` in place, whatever its shape.  All
 // ranks have equally many, a multiple of kShareMultiple; the last ranks have
 // what is left, or nothing.
-// SYNC: _Cut in tfring/_gradients/shares.py.
+// SYNC: Cut in tfring/_gradients/cuts.py.
 inline constexpr int64_t kShareMultiple = 16;
 Range ShareOfRank(const TensorInfo& tensor, int rank, int size);
 

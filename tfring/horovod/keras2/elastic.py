@@ -9,7 +9,7 @@ import tf_keras
 from tfring import elastic
 from tfring._core import runtime
 from tfring._ops.process_set_registry import were_added
-from tfring._state.model_state import check_built
+from tfring._state.model_state import forget_traces, optimizer_for
 from tfring.horovod.keras2.variables import state_variables
 
 
@@ -33,24 +33,16 @@ class TensorFlowKerasState(elastic.TensorFlowState):
         backend: Any = None,
         **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
-        check_built(model, name)
         self.model = model
+        self.optimizer = optimizer_for(type(self).__name__, model, optimizer)
         self.backend = backend
-        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is None:
-            raise ValueError(
-                f"{name}: there is no optimizer. Pass one, or compile the "
-                "model with it."
-            )
         self._traced_at = runtime.job().topology
         super().__init__(state_variables(model, self.optimizer), **kwargs)
 
     def reset(self) -> None:
         # A trace may contain a former rank, size or process set.
         if were_added() or runtime.job().topology != self._traced_at:
-            for each in ("train", "test", "predict"):
-                setattr(self.model, f"{each}_function", None)
+            forget_traces(self.model)
         self._traced_at = runtime.job().topology
 
 
