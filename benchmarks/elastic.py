@@ -133,9 +133,7 @@ class HarmedJob(Job):
             case "stop":
                 os.kill(victim.pid, signal.SIGSTOP)
             case "lost_host":
-                for pid in self.network.processes(victim.host):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                self.network.signal(victim.host, signal.SIGKILL)
             case "cut":
                 self.network.cut(victim.host)
                 time.sleep(CUT_SECONDS)

@@ -178,6 +178,19 @@ class HostNetwork:
                     found.append(int(each.name))
         return sorted({*found} - {first})
 
+    def signal(self, host: str, number: int) -> None:
+        """Sends a signal to all processes of a host at once.
+
+        A process that is forked meanwhile gets it, too. `processes` would miss
+        such a process, which then outlives its parent.
+        """
+        # The kernel signals all of the PID namespace, except its first process.
+        # The command fails if there is no other process.
+        command = ["sh", "-c", f"kill -s {number:d} -- -1"]
+        subprocess.run(
+            self._on(host, command), check=False, capture_output=True
+        )
+
     def temporary_files(self) -> list[Path]:
         """Returns all files in the hosts' temporary folders."""
         folders = [self._directory / host for host in self.hosts]

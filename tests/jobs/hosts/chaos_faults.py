@@ -153,15 +153,15 @@ class Faults:
                 self._order(first, kind)
                 self._signal(victims[1], signal.SIGKILL)
             case "lost host":
-                self._signal_host(first, signal.SIGKILL)
+                self._job.network.signal(first, signal.SIGKILL)
                 self._harm_host(first, 0)
             case "frozen host":
                 seconds = self._dice.uniform(1, 6)
-                self._signal_host(first, signal.SIGSTOP)
+                self._job.network.signal(first, signal.SIGSTOP)
                 self._harm_host(
                     first,
                     seconds,
-                    lambda: self._signal_host(first, signal.SIGCONT),
+                    lambda: self._job.network.signal(first, signal.SIGCONT),
                 )
             case "leaving host":
                 self._signal_supervisor(first, signal.SIGTERM)
@@ -246,11 +246,6 @@ class Faults:
         if place:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(place[1], number)
-
-    def _signal_host(self, host, number):
-        for pid in self._job.network.processes(host):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     def _signal_supervisor(self, host, number):
         of_workers = {pid for _, pid in self._job.workers().values()}

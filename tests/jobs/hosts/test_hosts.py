@@ -1,9 +1,11 @@
 """Ranks on several hosts work together, and notice when a host is lost."""
 
 import re
+import signal
+import subprocess
 
 import pytest
-from jobs import finish, read_until
+from jobs import finish, read_until, wait_until
 
 
 @pytest.mark.parametrize(("hosts", "slots"), [(2, 2), (4, 1)])
@@ -58,3 +60,16 @@ def test_counted_is_what_the_link_carries(run_program, options):
         assert int(reduced) < int(sent) < 1.001 * int(reduced)
         # The link also carries headers.
         assert int(sent) < int(passed) < 1.03 * int(sent)
+
+
+def test_a_signal_reaches_what_is_forked_meanwhile(make_network):
+    network = make_network(1)
+    program = "echo up; while :; do sleep 100 & sleep 0.01; kill $!; done"
+    for _ in range(10):
+        job = network.popen(
+            ["sh", "-c", program], host="host1", stdout=subprocess.PIPE
+        )
+        assert job.stdout.readline() == b"up\n"
+        network.signal("host1", signal.SIGKILL)
+        job.communicate()
+        wait_until(lambda: not network.processes("host1"))
